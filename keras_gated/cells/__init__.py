@@ -1,0 +1,1 @@
+"""One module per cell: its equations, their transpose, and the layer."""

@@ -1,0 +1,83 @@
+"""What a cell is: pure functions of one step, and the names of what they pass on.
+
+A cell writes its equations once, on keras.ops.  `sweep` runs them through time with their own gradient; any
+other caller (a single step, keras.layers.RNN, another backend) runs `advance` and lets autodiff find it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+
+class Equations(NamedTuple):
+    """The contract between a cell and whoever runs it.
+
+    Letters: B batch, N units, k gates; every array is (B, N) unless said otherwise.
+
+    `step(p, states, *U) -> states, saved`: one step.  p holds one array per gate, of p = x W + b; each function
+    in U maps h to h U (and adds b_u where there is one) for the gates of its product: (B, N) -> (B, n N).
+
+    `step_gradient(saved, states_prev, states, d_states, *U_T) -> da, d_states_prev`: its transpose.  da (B, kN)
+    is the gradient of p; each function in U_T maps a gradient of h U back to one of h.
+
+    `weight_gradient(da, h_prev, saved) -> (dU,) or (dU, db_u)`: over many steps at once, rows in place of B.
+    """
+
+    gates: tuple[str, ...]  # the blocks of W, U and b, in the order of memory
+    states: tuple[str, ...]  # h first
+    saved: tuple[str, ...]
+    products: tuple[int, ...]  # how many gates each function in U makes, in the order of memory
+    step: Callable
+    step_gradient: Callable
+    weight_gradient: Callable
+    recurrent_bias: bool = False  # whether h U has a bias of its own, b_u
+
+    def recurrent(self, weights, h_mask=None):
+        """The functions h -> h U of `step`.  h_mask (B, N) is recurrent dropout."""
+        _, _, U, *b_u = weights
+
+        def product(U, b_u=0.0):
+            return lambda h: ops.matmul(_masked(h, h_mask), U) + b_u
+
+        return [product(U[:, columns], *(b[columns] for b in b_u)) for columns in self._columns(U.shape[0])]
+
+    def recurrent_transposed(self, weights, h_mask=None):
+        """The functions of `step_gradient`, each the transpose of its product; U is transposed here, once."""
+        U_T = ops.transpose(weights[2])
+
+        def product(U_T_part):
+            return lambda du: _masked(ops.matmul(du, U_T_part), h_mask)
+
+        return [product(U_T[columns]) for columns in self._columns(U_T.shape[1])]
+
+    def _columns(self, units):
+        ends = [sum(self.products[: i + 1]) * units for i in range(len(self.products))]
+        return [slice(end - n * units, end) for end, n in zip(ends, self.products, strict=True)]
+
+    def advance(self, x, states, weights, x_mask=None, h_mask=None):
+        """One step from x (B, D): -> h, states, in the dtype of x."""
+        dtype = arithmetic_dtype(x.dtype)
+        cast = lambda a: None if a is None else ops.cast(a, dtype)  # noqa: E731
+        weights = [cast(w) for w in weights]
+        W, b, *_ = weights
+        p = ops.split(ops.matmul(_masked(cast(x), cast(x_mask)), W) + b, len(self.gates), axis=-1)
+        states, _ = self.step(p, [cast(s) for s in states], *self.recurrent(weights, cast(h_mask)))
+        states = [ops.cast(s, x.dtype) for s in states]
+        return states[0], states
+
+
+def sigmoid(a):
+    """σ(a) by tanh: compiled, it takes half the time of exp and a division."""
+    return 0.5 * ops.tanh(0.5 * a) + 0.5
+
+
+def arithmetic_dtype(dtype):
+    """Half precision is for storage and transport: equations are evaluated in float32 at least."""
+    name = keras.backend.standardize_dtype(dtype)
+    return "float32" if name in ("float16", "bfloat16") else name
+
+
+def _masked(a, mask):
+    return a if mask is None else a * mask
