@@ -236,7 +236,14 @@ class Recurrent(keras.layers.RNN):
         x_mask = cell.get_dropout_mask(sequences[:, 0]) if training else None
         h_mask = cell.get_recurrent_dropout_mask(initial_state[0]) if training else None
         outputs, states = sweep(
-            Options(cell.equations, self.go_backwards, self.return_sequences, save=bool(training)),
+            Options(
+                cell.equations,
+                features=cell.kernel.shape[0],
+                units=cell.units,
+                go_backwards=self.go_backwards,
+                sequences=self.return_sequences,
+                save=bool(training),
+            ),
             sequences,
             initial_state,
             cell.tensors(),

@@ -30,8 +30,11 @@ class Options(NamedTuple):
 
     equations: tuple  # the cell's `Equations`
     go_backwards: bool  # read x from its end; all else is in the order of processing
+    features: int  # D
+    units: int  # N
     sequences: bool  # hand out the outputs of all times, not only the final states
     save: bool  # keep what the backward sweep needs; without it a gradient costs one more forward sweep
+    traits: tuple = ()  # dtype and which masks there are: set by `sweep`, so that each has its own function
 
 
 class Masks(NamedTuple):
@@ -57,6 +60,7 @@ def sweep(options, x, states, weights, masks):
         The outputs, (B, T, N) or None, and the final states.  Differentiable in x, states and weights, to any
         order.
     """
+    options = options._replace(traits=(x.dtype, *(mask is None for mask in masks)))
     run = _traced(options) if tf.executing_eagerly() else functools.partial(_differentiable, options)
     return run(x, tuple(states), tuple(weights), masks)
 
@@ -145,8 +149,10 @@ def _cut(tree, lane):
     return tf.nest.map_structure(lambda a: None if a is None else a[lane], tree)
 
 
-def _join(parts):
-    return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+def _join(parts, shape):
+    joined = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
+    joined.set_shape(shape)
+    return joined
 
 
 def _forward_lanes(options, given, masks):
@@ -154,9 +160,8 @@ def _forward_lanes(options, given, masks):
     run = _compiled(_forward, options)
     results = [run(*_cut((x, states), lane), weights, _cut(masks, lane)) for lane in _lanes(x)]
     outputs, saved = zip(*results, strict=True)
-    outputs = [_join(parts) for parts in zip(*outputs, strict=True)]
-    if options.sequences:
-        outputs[0].set_shape((*x.shape[:2], outputs[0].shape[2]))
+    shapes = [(*x.shape[:2], options.units)] * options.sequences + [(x.shape[0], options.units)] * len(states)
+    outputs = [_join(parts, shape) for *parts, shape in zip(*outputs, shapes, strict=True)]
     return outputs, saved if options.save else None
 
 
@@ -168,8 +173,9 @@ def _backward_lanes(options, given, masks, saved, d_outputs):
         for lane, kept in zip(_lanes(x), saved, strict=True)
     ]
     d_rows, d_weights = zip(*results, strict=True)
-    d_weights = [tf.cast(tf.add_n(parts), w.dtype) for w, parts in zip(weights, zip(*d_weights), strict=True)]
-    return [_join(parts) for parts in zip(*d_rows, strict=True)] + d_weights
+    d_rows = [_join(parts, a.shape) for *parts, a in zip(*d_rows, (x, *states), strict=True)]
+    d_weights = [tf.cast(tf.add_n(parts), w.dtype) for *parts, w in zip(*d_weights, weights, strict=True)]
+    return d_rows + d_weights
 
 
 @functools.cache
@@ -190,9 +196,9 @@ class _Lane:
         self.x, self.masks, self.go_backwards = x, masks, options.go_backwards
         self.dtype = tf.as_dtype(arithmetic_dtype(x.dtype))
         self.weights = self.cast(list(weights))
-        self.W, self.b, U, *_ = self.weights
+        self.W, self.b, *_ = self.weights
         self.x_mask, self.h_mask = self.cast([masks.x, masks.h])
-        self.N, self.k = U.shape[0], len(options.equations.gates)
+        self.D, self.N, self.k = options.features, options.units, len(options.equations.gates)
         self.B, self.T = tf.shape(x)[0], tf.shape(x)[1]
         row_bytes = tf.maximum(self.B, 1) * self.k * self.N * self.dtype.size
         length = tf.minimum(tf.maximum(4, CHUNK_BYTES // row_bytes), self.T)
@@ -350,11 +356,11 @@ def _backward(options, x, weights, masks, saved, d_outputs):
         dW = tf.matmul(_flat(lane.read_x(start)), da, transpose_a=True)
         new = [dW, tf.reduce_sum(da, 0), *equations.weight_gradient(da, h_prev, gates)]
         d_weights = [d + n for d, n in zip(d_weights, new, strict=True)]
-        dx_chunk = tf.reshape(tf.matmul(da, W_T), (lane.length, lane.B, x.shape[2]))
+        dx_chunk = tf.reshape(tf.matmul(da, W_T), (lane.length, lane.B, lane.D))
         dx_chunk = dx_chunk if lane.x_mask is None else dx_chunk * lane.x_mask
         return i - 1, d_states, dx.write(i, tf.transpose(dx_chunk, (1, 0, 2))), d_weights
 
-    dx = lane.array(lane.chunks, lane.B, lane.length, x.shape[2])
+    dx = lane.array(lane.chunks, lane.B, lane.length, lane.D)
     d_weights = [tf.zeros_like(w) for w in lane.weights]
     carried = (lane.chunks - 1, lane.cast(list(d_states)), dx, d_weights)
     d_states, dx, d_weights = _loop(lambda i, *_: i >= 0, chunk, carried)

@@ -1,0 +1,78 @@
+"""The cells once more, in NumPy float64, one example at a time, from the chapter's equations alone.
+
+Imports nothing of the package.  Letters and order of memory are those of the cells' docstrings.
+"""
+
+import numpy as np
+
+
+def sigmoid(a):
+    return 1 / (1 + np.exp(-a))
+
+
+def simple_rnn(activation):
+    f = {
+        "tanh": np.tanh,
+        "relu": lambda a: np.maximum(a, 0),
+        "sigmoid": sigmoid,
+        "linear": lambda a: a,
+    }[activation]
+
+    def step(x, h, W, U, b):
+        """eq. rnn-hidden"""
+        return (f(x @ W + h @ U + b),)
+
+    return step
+
+
+def lstm(x, h, c, W, U, b):
+    """eq. rnn-lstm-f .. rnn-lstm-h"""
+    W_i, W_f, W_c, W_o = np.split(W, 4, axis=1)
+    U_i, U_f, U_c, U_o = np.split(U, 4, axis=1)
+    b_i, b_f, b_c, b_o = np.split(b, 4)
+    f = sigmoid(x @ W_f + h @ U_f + b_f)
+    i = sigmoid(x @ W_i + h @ U_i + b_i)
+    o = sigmoid(x @ W_o + h @ U_o + b_o)
+    c_tilde = np.tanh(x @ W_c + h @ U_c + b_c)
+    c = f * c + i * c_tilde
+    h = o * np.tanh(c)
+    return h, c
+
+
+def gru(x, h, W, U, b):
+    """eq. rnn-gru-z .. rnn-gru-h"""
+    W_z, W_r, W_h = np.split(W, 3, axis=1)
+    U_z, U_r, U_h = np.split(U, 3, axis=1)
+    b_z, b_r, b_h = np.split(b, 3)
+    z = sigmoid(x @ W_z + h @ U_z + b_z)
+    r = sigmoid(x @ W_r + h @ U_r + b_r)
+    h_tilde = np.tanh(x @ W_h + (r * h) @ U_h + b_h)
+    return ((1 - z) * h + z * h_tilde,)
+
+
+def gru_reset_after(x, h, W, U, b):
+    """The reset gate after the product, with a bias of its own in the second row of b."""
+    W_z, W_r, W_h = np.split(W, 3, axis=1)
+    U_z, U_r, U_h = np.split(U, 3, axis=1)
+    (b_z, b_r, b_h), (bu_z, bu_r, bu_h) = (np.split(row, 3) for row in b)
+    z = sigmoid(x @ W_z + b_z + h @ U_z + bu_z)
+    r = sigmoid(x @ W_r + b_r + h @ U_r + bu_r)
+    h_tilde = np.tanh(x @ W_h + b_h + r * (h @ U_h + bu_h))
+    return ((1 - z) * h + z * h_tilde,)
+
+
+def run(step, x, states, weights, mask=None, go_backwards=False, zero_output_for_mask=False):
+    """-> outputs (B, T, N) in the order of processing, and the final states."""
+    outputs, finals = [], []
+    for n, sequence in enumerate(x):
+        valid = np.ones(len(sequence), bool) if mask is None else mask[n]
+        order = range(len(sequence))[::-1] if go_backwards else range(len(sequence))
+        state, output, row = [s[n] for s in states], np.zeros_like(states[0][n]), []
+        for t in order:
+            if valid[t]:
+                state = step(sequence[t], *state, *weights)
+                output = state[0]
+            row.append(np.zeros_like(output) if zero_output_for_mask and not valid[t] else output)
+        outputs.append(row)
+        finals.append(state)
+    return np.array(outputs), [np.array(s) for s in zip(*finals, strict=True)]

@@ -1,0 +1,208 @@
+"""GradientNorms against a manual GradientTape loop, and against a run without it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import keras_gated as kg
+
+BATCH, SIZE, EPOCHS = 8, 43, 2  # the last batch is short
+STEPS = 6 * EPOCHS
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.read_out = kg.GRU(5), keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.read_out(self.recurrent(x))
+
+
+def sequential():
+    return keras.Sequential([keras.Input((6, 3)), kg.LSTM(5), keras.layers.Dense(1)])
+
+
+def functional():
+    x = keras.Input((None, 3))
+    return keras.Model(x, keras.layers.Dense(1)(keras.layers.Bidirectional(kg.SimpleRNN(4))(x)))
+
+
+OPTIMIZERS = {
+    "none": lambda: keras.optimizers.SGD(0.1),
+    "global_clipnorm": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.5),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.3),
+    "clipvalue": lambda: keras.optimizers.Adam(0.01, clipvalue=0.05),
+}
+MODELS = {"sequential": sequential, "functional": functional, "subclassed": Subclassed}
+
+
+@pytest.fixture
+def data(rng):
+    x = rng.normal(size=(SIZE, 6, 3)).astype("float32")
+    return x, x[:, 0, :1]
+
+
+def fit(make, optimizer, data, callbacks=(), epochs=EPOCHS, **options):
+    keras.utils.set_random_seed(0)
+    model = make()
+    model.compile(optimizer(), "mse", **options)
+    model.fit(*data, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks))
+    return model
+
+
+def manual(make, optimizer, data):
+    """-> raw and clipped global norm, and the raw norm of each variable, of every step."""
+    keras.utils.set_random_seed(0)
+    model, optimizer, (x, y) = make(), optimizer(), data
+    raw, clipped, each = [], [], []
+    for _ in range(EPOCHS):
+        for i in range(0, SIZE, BATCH):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x[i : i + BATCH], training=True) - y[i : i + BATCH]) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            raw.append(np.sqrt(sum(np.sum(np.square(g)) for g in gradients)))
+            clipped.append(np.sqrt(sum(np.sum(np.square(g)) for g in by_hand(optimizer, gradients, raw[-1]))))
+            each.append([np.linalg.norm(g) for g in gradients])
+            optimizer.apply(gradients, model.trainable_variables)
+    return np.array(raw), np.array(clipped), np.array(each)
+
+
+def by_hand(optimizer, gradients, norm):
+    if optimizer.global_clipnorm:
+        return [g * min(1, optimizer.global_clipnorm / norm) for g in gradients]
+    if optimizer.clipnorm:
+        return [g * min(1, optimizer.clipnorm / np.linalg.norm(g)) for g in gradients]
+    if optimizer.clipvalue:
+        return [np.clip(g, -optimizer.clipvalue, optimizer.clipvalue) for g in gradients]
+    return gradients
+
+
+def read(folder):
+    """-> {tag: (steps, values)} of the run that GradientNorms writes."""
+    events = EventAccumulator(str(folder / "gradients"), size_guidance={"tensors": 0}).Reload()
+    logged = {}
+    for tag in events.Tags()["tensors"]:
+        points = [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(tag)]
+        logged[tag] = tuple(np.transpose(points))
+    return logged
+
+
+MODES = [
+    {},
+    {"steps_per_execution": 4},
+    {"jit_compile": True},
+    {"jit_compile": True, "steps_per_execution": 4},
+    {"run_eagerly": True},
+]
+MATRIX = [
+    *(("sequential", optimizer, mode) for optimizer in OPTIMIZERS for mode in ({}, {"jit_compile": True})),
+    *((model, "global_clipnorm", mode) for model in MODELS for mode in MODES if (model, mode) != ("sequential", {})),
+]
+
+
+@pytest.mark.parametrize(("model", "optimizer", "mode"), MATRIX, ids=str)
+def test_logged_norms_are_those_of_a_tape(model, optimizer, mode, data, tmp_path):
+    make, optimizer = MODELS[model], OPTIMIZERS[optimizer]
+    norms = kg.GradientNorms(tmp_path)
+    watched = fit(make, optimizer, data, [keras.callbacks.TensorBoard(tmp_path), norms], **mode)
+
+    raw, clipped, each = manual(make, optimizer, data)
+    logged = read(tmp_path)
+    for steps, _ in logged.values():
+        np.testing.assert_array_equal(steps, np.arange(STEPS))
+    np.testing.assert_allclose(logged["grad_norm/raw"][1], raw, rtol=1e-5)
+    np.testing.assert_allclose(logged["grad_norm/clipped"][1], clipped, rtol=1e-5)
+    tags = [f"grad_norm_variable/{v.path}" for v in watched.trainable_variables]
+    np.testing.assert_allclose(np.transpose([logged[tag][1] for tag in tags]), each, rtol=1e-4, atol=1e-7)
+    assert len(logged) == 2 + len(tags)
+    np.testing.assert_allclose(norms.records.raw, logged["grad_norm/raw"][1], rtol=1e-6)
+
+    unwatched = fit(make, optimizer, data, **mode)
+    for a, b in zip(watched.get_weights(), unwatched.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_nothing_is_left_behind(data, tmp_path):
+    met = []
+
+    class Onlooker(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            met.append(set(vars(self.model.optimizer)) & {"apply", "_clip_gradients"})
+
+    model = fit(sequential, OPTIMIZERS["clipnorm"], data, [kg.GradientNorms(tmp_path), Onlooker()])
+    assert len(met) == STEPS and not any(met)
+    assert not set(vars(model.optimizer)) & {"apply", "_clip_gradients"}
+    assert type(model.train_function).__name__ == "function"
+    assert {e.name for e in tmp_path.iterdir()} == {"gradients"}
+
+
+def test_the_axis_goes_on_when_fit_is_called_again(data, tmp_path):
+    norms = kg.GradientNorms(tmp_path, per_variable=False)
+    model = fit(sequential, OPTIMIZERS["none"], data, [norms])
+    tap = norms._tap
+    model.fit(*data, batch_size=BATCH, verbose=0, callbacks=[norms])
+    assert norms._tap is tap  # nothing traced again
+    model.compile("sgd", "mse")
+    model.fit(*data, batch_size=BATCH, verbose=0, callbacks=[norms])
+    np.testing.assert_array_equal(read(tmp_path)["grad_norm/raw"][0], np.arange(STEPS + 12))
+    assert set(read(tmp_path)) == {"grad_norm/raw", "grad_norm/clipped"}
+
+
+def test_every_thins_the_file_and_not_the_records(data, tmp_path):
+    norms = kg.GradientNorms(tmp_path, every=5)
+    fit(sequential, OPTIMIZERS["none"], data, [norms])
+    np.testing.assert_array_equal(read(tmp_path)["grad_norm/raw"][0], [0, 5, 10])
+    np.testing.assert_array_equal(norms.records.step, np.arange(STEPS))
+
+
+def test_no_step_is_lost_in_a_long_epoch(rng, tmp_path):
+    x = rng.normal(size=(700, 2, 3)).astype("float32")
+    model = keras.Sequential([keras.Input((2, 3)), kg.SimpleRNN(2), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=300)
+    norms = kg.GradientNorms(tmp_path, per_variable=False)
+    model.fit(x, x[:, 0, :1], batch_size=1, verbose=0, callbacks=[norms])
+    np.testing.assert_array_equal(norms.records.step, np.arange(700))
+    assert np.all(norms.records.raw > 0)
+
+
+def test_an_interrupted_fit_leaves_a_model_that_trains(data, tmp_path):
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    norms = kg.GradientNorms(tmp_path)
+    keras.utils.set_random_seed(0)
+    model = sequential()
+    model.compile("sgd", "mse")
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*data, batch_size=BATCH, verbose=0, callbacks=[norms, Interrupt()])
+    model.fit(*data, batch_size=BATCH, verbose=0)
+    model.fit(*data, batch_size=BATCH, verbose=0, callbacks=[norms])
+    assert type(model.train_function).__name__ == "function"
+
+
+def test_loss_scaling_is_taken_out(tmp_path):
+    """y = w x with w = x = 1 and loss y²: the gradient is 2, however the loss is scaled."""
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype="mixed_float16")
+    model = keras.Sequential([keras.Input((1,)), layer])
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=1024), "mse")
+    norms = kg.GradientNorms(tmp_path)
+    model.fit(np.ones((2, 1)), np.zeros((2, 1)), batch_size=1, verbose=0, callbacks=[norms])
+    np.testing.assert_allclose(norms.records.raw, [2, 2])
+
+
+def test_repeated_rows_of_an_embedding_count_as_one(tmp_path):
+    """loss = -mean(y), and a row that is looked up twice: its gradient is 2, not √2."""
+    model = keras.Sequential([keras.Input((2,), dtype="int32"), keras.layers.Embedding(4, 1), keras.layers.Flatten()])
+    model.compile(keras.optimizers.SGD(0.1), lambda y_true, y_pred: keras.ops.sum(y_pred, axis=-1))
+    norms = kg.GradientNorms(tmp_path)
+    model.fit(np.array([[1, 1]]), np.zeros((1, 2)), verbose=0, callbacks=[norms])
+    np.testing.assert_allclose(norms.records.raw, [2])
+
+
+def test_bad_input_gets_a_clear_sentence(tmp_path):
+    with pytest.raises(ValueError, match="every to be a positive integer, received 0"):
+        kg.GradientNorms(tmp_path, every=0)
