@@ -12,11 +12,28 @@ DRAIN_EVERY = 256  # batches
 
 
 class Records(NamedTuple):
-    """Global norms of S training steps."""
+    """Norms of S training steps."""
 
     step: np.ndarray  # (S,) true training steps, from 0
-    raw: np.ndarray  # (S,) before clipping
-    clipped: np.ndarray  # (S,) as the optimizer used them
+    raw: np.ndarray  # (S,) of the whole gradient before clipping
+    clipped: np.ndarray  # (S,) of the whole gradient as the optimizer used it
+    variables: dict  # path: (S,) of one variable's gradient before clipping, NaN where it had none
+
+    @classmethod
+    def of(cls, norms, paths, first_step):
+        """From the `Norms` of a tap, its variables' paths and the number of its step 0."""
+        raw, clipped = (np.sqrt(np.sum(n**2, axis=1)) for n in (norms.raw, norms.clipped))
+        each = np.where(norms.present, norms.raw, np.nan).T
+        return cls(norms.step + first_step, raw, clipped, dict(zip(paths, each, strict=True)))
+
+    def followed_by(self, other):
+        paths = dict.fromkeys([*self.variables, *other.variables])
+        none = [np.full(len(r.step), np.nan) for r in (self, other)]
+        variables = {
+            path: np.concatenate([r.variables.get(path, absent) for r, absent in zip((self, other), none, strict=True)])
+            for path in paths
+        }
+        return Records(*map(np.concatenate, zip(self[:3], other[:3], strict=True)), variables)
 
 
 class GradientNorms(keras.callbacks.Callback):
@@ -51,7 +68,7 @@ class GradientNorms(keras.callbacks.Callback):
         self.log_dir = os.fspath(log_dir)
         self.per_variable = per_variable
         self.every = int(every)
-        self.records = Records(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+        self.records = Records(np.zeros(0, np.int64), np.zeros(0), np.zeros(0), {})
         self._tap = None
 
     def on_train_begin(self, logs=None):
@@ -91,17 +108,16 @@ class GradientNorms(keras.callbacks.Callback):
         self._batches, begin, self._drained_at = 0, self._drained_at, time.time()
         if norms is None:
             return
-        step = norms.step + self._first_step
-        raw, clipped = (np.sqrt(np.sum(n**2, axis=1)) for n in (norms.raw, norms.clipped))
-        self.records = Records(*map(np.concatenate, zip(self.records, (step, raw, clipped), strict=True)))
-        times = np.linspace(begin, self._drained_at, len(step) + 1)[1:]
-        for i in np.flatnonzero(step % self.every == 0):
-            scalars = {"grad_norm/raw": raw[i], "grad_norm/clipped": clipped[i]}
+        new = Records.of(norms, [v.path for v in self._tap.variables], self._first_step)
+        self.records = self.records.followed_by(new)
+        times = np.linspace(begin, self._drained_at, len(new.step) + 1)[1:]
+        for i in np.flatnonzero(new.step % self.every == 0):
+            scalars = {"grad_norm/raw": new.raw[i], "grad_norm/clipped": new.clipped[i]}
             if self.per_variable:
-                for variable, norm, present in zip(self._tap.variables, norms.raw[i], norms.present[i], strict=True):
-                    if present:
-                        scalars[f"grad_norm_variable/{variable.path}"] = norm
-            self._writer.write(step[i], times[i], scalars)
+                present = np.flatnonzero(norms.present[i])
+                paths = list(new.variables)
+                scalars |= {f"grad_norm_variable/{paths[v]}": norms.raw[i, v] for v in present}
+            self._writer.write(new.step[i], times[i], scalars)
 
 
 class ScalarWriter:

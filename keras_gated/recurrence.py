@@ -9,6 +9,7 @@ import inspect
 import keras
 from keras import ops
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
+from keras.src.utils.naming import to_snake_case
 
 WEIGHT_OPTIONS = {
     f"{weight}_{role}": module
@@ -179,7 +180,7 @@ class Recurrent(keras.layers.RNN):
     def __init__(self, cell_class, units, options, **own):
         of_cell = {name: options.pop(name) for name in CELL_OPTIONS if name in options}
         of_both = {name: options[name] for name in ("dtype", "trainable") if name in options}
-        cell = cell_class(units, **own, **of_cell, **of_both, name=f"{type(self).__name__.lower()}_cell")
+        cell = cell_class(units, **own, **of_cell, **of_both, name=to_snake_case(cell_class.__name__))
         super().__init__(cell, **options)
 
     def build(self, sequences_shape, initial_state_shape=None):

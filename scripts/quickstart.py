@@ -17,6 +17,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -27,6 +28,7 @@ import keras_gated as kg
 
 SILENT_STEPS = 100
 MAX_NORM = 1.0
+SMALLEST = 1e-20  # drawn in place of 0 on a log scale
 LAYERS = {
     "SimpleRNN(64)": lambda: kg.SimpleRNN(64),
     "LSTM(64, forget_bias=1)": lambda: kg.LSTM(64, forget_bias=1),
@@ -77,27 +79,32 @@ def train(name, layer, data, folder, epochs, progress):
 
 
 def draw(results, path):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    """Three panels: what was learnt, the whole gradient, and the part of it that came back to the digit."""
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.8), layout="constrained")
     for (name, (accuracy, records, _)), color, style in zip(
         results.items(), ("#d55e00", "#0072b2", "#009e73"), ("-", "--", "-"), strict=True
     ):
-        left.plot(range(1, len(accuracy) + 1), accuracy, color=color, linestyle=style, label=name)
-        right.plot(records.step, records.raw, ".", color=color, markersize=2, alpha=0.6, label=name)
+        left.plot(range(1, len(accuracy) + 1), accuracy, color=color, linestyle=style, linewidth=2, label=name)
+        for axes, norms in ((middle, records.raw), (right, input_kernel(records))):
+            axes.plot(records.step, np.maximum(norms, SMALLEST), ".", color=color, markersize=2.5, alpha=0.6)
     left.axhline(0.1, color="0.5", linewidth=0.8, linestyle=":")
-    left.text(1, 0.11, "chance", color="0.4", va="bottom")
+    left.annotate("chance", (25, 0.1), (0, -4), textcoords="offset points", color="0.4", va="top", ha="right")
     left.set(xlabel="epoch", ylabel="test accuracy", ylim=(0, 1), title=f"A digit, named {SILENT_STEPS} steps later")
-    left.legend(loc="upper left", bbox_to_anchor=(0.0, 0.95))
-    right.axhline(MAX_NORM, color="0.5", linewidth=0.8, linestyle=":")
-    right.text(0, MAX_NORM * 1.1, "clipped above this line", color="0.4", va="bottom")
-    right.set(
-        xlabel="training step",
-        ylabel="gradient norm before clipping",
-        yscale="log",
-        title="The raw gradient of every step",
-    )
-    right.legend(markerscale=5, loc="lower right")
+    middle.axhline(MAX_NORM, color="0.3", linewidth=1, linestyle=":")
+    middle.annotate("clipped above", (0, MAX_NORM), (0, 3), textcoords="offset points", backgroundcolor="1", fontsize=8)
+    middle.set(title="The whole gradient, before clipping", ylabel="norm")
+    right.set(title="What of it came back to the digit (input kernel)", ylabel="norm")
+    for axes in (middle, right):
+        axes.set(xlabel="training step", yscale="log")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def input_kernel(records):
+    """Norms of the recurrent layer's kernel, which sees x alone: in the silent steps its gradient is 0."""
+    (norms,) = (n for path, n in records.variables.items() if path.endswith("_cell/kernel"))
+    return norms
 
 
 def main():
@@ -124,9 +131,14 @@ def main():
             folder = arguments.logs / run / name.replace("(", "_").replace(", ", "_").replace(")", "")
             results[name] = train(name, layer, data, folder, arguments.epochs, progress)
 
-    table = Table(title=f"After {arguments.epochs} epochs (clipped at norm {MAX_NORM:g})")
-    table.add_column("layer")
-    for column in ("test accuracy", "median norm", "largest norm", "clipped steps", "s / epoch"):
+    table = Table(
+        title=f"After {arguments.epochs} epochs (clipped at norm {MAX_NORM:g})",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+    )
+    table.add_column("layer", no_wrap=True)
+    headers = ("test\naccuracy", "median\nnorm", "largest\nnorm", "steps\nclipped", "median,\nkernel", "s per\nepoch")
+    for column in headers:
         table.add_column(column, justify="right")
     for name, (accuracy, records, seconds) in results.items():
         raw = records.raw
@@ -136,10 +148,12 @@ def main():
             f"{np.median(raw):.3g}",
             f"{raw.max():.3g}",
             f"{np.mean(raw > MAX_NORM):.0%}",
+            f"{np.median(input_kernel(records)):.0e}",
             f"{seconds:.2f}",
         )
     console.print()
     console.print(table)
+    console.print("The kernel of x is fed by the digit alone: its gradient is what came back.")
     picture = arguments.logs / "quickstart.png"
     draw(results, picture)
     console.print(f"\nPicture:  {picture}")

@@ -118,6 +118,8 @@ def test_logged_norms_are_those_of_a_tape(model, optimizer, mode, data, tmp_path
     tags = [f"grad_norm_variable/{v.path}" for v in watched.trainable_variables]
     np.testing.assert_allclose(np.transpose([logged[tag][1] for tag in tags]), each, rtol=1e-4, atol=1e-7)
     assert len(logged) == 2 + len(tags)
+    for name, recorded in zip(tags, norms.records.variables.values(), strict=True):
+        np.testing.assert_allclose(recorded, logged[name][1], rtol=1e-6)
     np.testing.assert_allclose(norms.records.raw, logged["grad_norm/raw"][1], rtol=1e-6)
 
     unwatched = fit(make, optimizer, data, **mode)

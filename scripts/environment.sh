@@ -1,0 +1,32 @@
+# Sourced by the other scripts: `environment EXTRA` makes .venv with the package and one of its extras, once.
+
+find_python() {
+  local candidate
+  for candidate in python3 python3.13 python3.12 python3.11 python; do
+    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo "keras_gated needs Python 3.11, 3.12 or 3.13, and found $(python3 --version 2>/dev/null || echo none). Install one and run this again." >&2
+  return 1
+}
+
+environment() {
+  local extra=$1 python stamp wanted
+  stamp=.venv/installed-$extra
+  wanted=$(cat setup.cfg pyproject.toml)
+  if [ ! -x .venv/bin/python ] || ! .venv/bin/python -c '' 2>/dev/null; then
+    python=$(find_python) || return 1
+    if ! "$python" -m venv --clear .venv; then
+      rm -rf .venv
+      echo "$python could not make .venv: install its venv module (on Debian: apt install python3-venv) and run this again." >&2
+      return 1
+    fi
+  fi
+  if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+    echo "Installing keras_gated[$extra] into .venv (once, a few minutes) ..."
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extra]" || return 1
+    printf '%s\n' "$wanted" >"$stamp"
+  fi
+}

@@ -1,0 +1,37 @@
+"""The README says what is true: its example runs, and its map of the equations leads somewhere."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+LABELS = """
+    rnn-hidden rnn-output rnn-loss-grad rnn-jacobian rnn-jacobian-bound rnn-clip rnn-bptt
+    rnn-lstm-f rnn-lstm-i rnn-lstm-o rnn-lstm-ctilde rnn-lstm-c rnn-lstm-h rnn-lstm-cec
+    rnn-gru-z rnn-gru-r rnn-gru-htilde rnn-gru-h rnn-bidir rnn-bidir-out
+""".split()
+
+
+def test_the_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
+    assert (tmp_path / "logs/example/gradients").is_dir()
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_an_equation_is_where_the_map_says(label):
+    (row,) = re.findall(rf"^\| `{label}`.*", README, re.MULTILINE)
+    places = re.findall(r"`(keras_gated/[\w/]+\.py)`: `(\w+)`", row)
+    assert places or "to come" in row or "keras.layers" in row
+    for path, function in places:
+        defined = {n.name for n in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(n, ast.FunctionDef)}
+        assert function in defined
+
+
+def test_every_file_that_is_linked_exists():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
