@@ -32,7 +32,7 @@ def functional():
 
 OPTIMIZERS = {
     "none": lambda: keras.optimizers.SGD(0.1),
-    "global_clipnorm": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.5),
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
     "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.3),
     "clipvalue": lambda: keras.optimizers.Adam(0.01, clipvalue=0.05),
 }
@@ -151,6 +151,25 @@ def test_the_axis_goes_on_when_fit_is_called_again(data, tmp_path):
     model.fit(*data, batch_size=BATCH, verbose=0, callbacks=[norms])
     np.testing.assert_array_equal(read(tmp_path)["grad_norm/raw"][0], np.arange(STEPS + 12))
     assert set(read(tmp_path)) == {"grad_norm/raw", "grad_norm/clipped"}
+
+
+def test_the_end_of_data_of_unknown_length_is_no_step(data, tmp_path):
+    """Keras's own optimizer.iterations counts one step too many there."""
+    x, y = data
+
+    def batches():
+        for i in range(0, SIZE, BATCH):
+            yield x[i : i + BATCH], y[i : i + BATCH]
+
+    signature = tuple(tf.TensorSpec((None, *a.shape[1:])) for a in data)
+    for mode in ({}, {"steps_per_execution": 4}):
+        norms = kg.GradientNorms(tmp_path)
+        model = sequential()
+        model.compile("sgd", "mse", **mode)
+        model.fit(
+            tf.data.Dataset.from_generator(batches, output_signature=signature), epochs=2, verbose=0, callbacks=[norms]
+        )
+        np.testing.assert_array_equal(norms.records.step, np.arange(STEPS))
 
 
 def test_every_thins_the_file_and_not_the_records(data, tmp_path):
