@@ -8,6 +8,7 @@ import argparse
 import os
 import pathlib
 import time
+from functools import partial
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -30,9 +31,9 @@ SILENT_STEPS = 100
 MAX_NORM = 1.0
 SMALLEST = 1e-20  # drawn in place of 0 on a log scale
 LAYERS = {
-    "SimpleRNN(64)": lambda: kg.SimpleRNN(64),
-    "LSTM(64, forget_bias=1)": lambda: kg.LSTM(64, forget_bias=1),
-    "LSTM(64, forget_bias=5)": lambda: kg.LSTM(64, forget_bias=5),
+    "SimpleRNN(64)": partial(kg.SimpleRNN, 64),
+    "LSTM(64, forget_bias=1)": partial(kg.LSTM, 64, forget_bias=1),
+    "LSTM(64, forget_bias=5)": partial(kg.LSTM, 64, forget_bias=5),
 }
 
 
@@ -46,7 +47,9 @@ def load():
 def train(name, layer, data, folder, epochs, progress):
     x_train, x_test, y_train, y_test = data
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input(x_train.shape[1:]), layer(), keras.layers.Dense(10)])
+    # Equal names put the curves of all models into the same cards of TensorBoard.
+    layers = [keras.Input(x_train.shape[1:]), layer(name="recurrent"), keras.layers.Dense(10, name="read_out")]
+    model = keras.Sequential(layers, name="digits")
     model.compile(
         optimizer=keras.optimizers.Adam(3e-3, global_clipnorm=MAX_NORM),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -125,10 +128,10 @@ def main():
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    run = time.strftime("%Y-%m-%d_%H-%M-%S")
+    run = arguments.logs / time.strftime("%Y-%m-%d_%H-%M-%S")
     with Progress(*columns, console=console) as progress:
         for name, layer in LAYERS.items():
-            folder = arguments.logs / run / name.replace("(", "_").replace(", ", "_").replace(")", "")
+            folder = run / name.replace("(", "_").replace(", ", "_").replace(")", "")
             results[name] = train(name, layer, data, folder, arguments.epochs, progress)
 
     table = Table(
@@ -159,7 +162,7 @@ def main():
     console.print(f"\nPicture:  {picture}")
     console.print("Every training step in TensorBoard:")
     console.print(
-        f"  .venv/bin/tensorboard --logdir {arguments.logs} --samples_per_plugin scalars=100000,images=100",
+        f"  .venv/bin/tensorboard --logdir {run} --samples_per_plugin scalars=100000,images=100",
         soft_wrap=True,
     )
 
