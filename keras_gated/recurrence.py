@@ -133,7 +133,8 @@ class RecurrentCell(keras.layers.Layer, DropoutRNNCell):
         x_mask = self.get_dropout_mask(inputs) if training else None
         h_mask = self.get_recurrent_dropout_mask(states[0] if nested else states) if training else None
         states = states if nested else [states]
-        h, states = self.equations.advance(inputs, states, self.tensors(), x_mask, h_mask)
+        x = ops.cast(inputs, self.compute_dtype)
+        h, states = self.equations.advance(x, states, self.tensors(), x_mask, h_mask)
         return h, states if nested else states[0]
 
     def get_config(self):
@@ -191,7 +192,8 @@ class Recurrent(keras.layers.RNN):
         self._check(sequences.shape)
         if initial_state is not None:
             self._check_states(initial_state)
-        return super().call(sequences, initial_state=initial_state, mask=mask, training=training)
+        x = ops.cast(sequences, self.compute_dtype)  # integers are not cast by Keras
+        return super().call(x, initial_state=initial_state, mask=mask, training=training)
 
     def _check(self, shape):
         name, shape = type(self).__name__, tuple(shape)

@@ -323,6 +323,15 @@ def test_a_dropout_mask_is_constant_in_time(which, rng):
     assert np.all((outputs == 0) == (outputs[:, :1] == 0))
 
 
+@pytest.mark.parametrize("unroll", [False, True])
+def test_integers_are_numbers(tanh_cell, rng, unroll):
+    layer = build(tanh_cell.layer(unroll=unroll), rng)
+    x = rng.integers(-3, 4, size=(B, T, D))
+    assert_close([layer(x)], [layer(x.astype("float32"))], 0)
+    states = [np.zeros((B, N), "float32")] * tanh_cell.states
+    assert_close([layer.cell(x[:, 0], states)[0]], [layer.cell(x[:, 0].astype("float32"), states)[0]], 0)
+
+
 @pytest.mark.parametrize("policy", ["float64", "mixed_float16", "mixed_bfloat16"])
 def test_precision_follows_the_policy(tanh_cell, rng, policy):
     layer, given = make(tanh_cell, rng, dtype=policy), batch(tanh_cell, rng)
