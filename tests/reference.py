@@ -61,6 +61,29 @@ def gru_reset_after(x, h, W, U, b):
     return ((1 - z) * h + z * h_tilde,)
 
 
+def torch_lstm(x, h, c, weight_ih, weight_hh, bias_ih, bias_hh):
+    """torch.nn.LSTM: columns, gates i f g o."""
+    i, f, g, o = np.split(weight_ih @ x + bias_ih + weight_hh @ h + bias_hh, 4)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def torch_gru(x, h, weight_ih, weight_hh, bias_ih, bias_hh):
+    """torch.nn.GRU: columns, gates r z n, and z keeps."""
+    W_r, W_z, W_n = np.split(weight_ih, 3)
+    U_r, U_z, U_n = np.split(weight_hh, 3)
+    (b_r, b_z, b_n), (c_r, c_z, c_n) = np.split(bias_ih, 3), np.split(bias_hh, 3)
+    r = sigmoid(W_r @ x + b_r + U_r @ h + c_r)
+    z = sigmoid(W_z @ x + b_z + U_z @ h + c_z)
+    n = np.tanh(W_n @ x + b_n + r * (U_n @ h + c_n))
+    return ((1 - z) * n + z * h,)
+
+
+def torch_rnn(x, h, weight_ih, weight_hh, bias_ih, bias_hh):
+    """torch.nn.RNN: columns."""
+    return (np.tanh(weight_ih @ x + bias_ih + weight_hh @ h + bias_hh),)
+
+
 def run(step, x, states, weights, mask=None, go_backwards=False, zero_output_for_mask=False):
     """-> outputs (B, T, N) in the order of processing, and the final states."""
     outputs, finals = [], []

@@ -16,7 +16,17 @@ MODULES = {
     if path.name != "__init__.py"
 }
 # Each module may import only from what stands before it.
-ORDER = ["equations", "sweep", "recurrence", "cells.simple_rnn", "cells.lstm", "cells.gru", "tap", "callbacks"]
+ORDER = [
+    "equations",
+    "sweep",
+    "recurrence",
+    "cells.simple_rnn",
+    "cells.lstm",
+    "cells.gru",
+    "weights",
+    "tap",
+    "callbacks",
+]
 ALONE = ["bptt"]
 
 
