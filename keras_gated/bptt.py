@@ -160,14 +160,16 @@ def softmax_cross_entropy(y, target, weight=1.0):
     weight broadcasts against (B, T): 0 where a step has no target.
     """
     y, target = np.asarray(y, dtype=np.float64), np.asarray(target)
-    if target.shape != y.shape[:2] or not np.issubdtype(target.dtype, np.integer):
+    classes = y.shape[-1]
+    whole = target.shape == y.shape[:2] and np.issubdtype(target.dtype, np.integer)
+    if not whole or target.min() < 0 or target.max() >= classes:
         raise ValueError(
-            f"softmax_cross_entropy expects integer classes of shape {y.shape[:2]}, received {target.dtype} of "
-            f"shape {target.shape}."
+            f"softmax_cross_entropy expects integer classes from 0 to {classes - 1} of shape {y.shape[:2]}, received "
+            f"{target.dtype} from {target.min()} to {target.max()} of shape {target.shape}."
         )
     weight = np.broadcast_to(weight, y.shape[:2]) / len(y)
     shifted = y - y.max(axis=-1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    one_hot = np.eye(y.shape[-1])[target]
+    one_hot = np.eye(classes)[target]
     value = -np.sum(weight * np.sum(one_hot * log_p, axis=-1))
     return Loss(float(value), weight[..., None] * (np.exp(log_p) - one_hot))

@@ -57,8 +57,8 @@ class GradientNorms(keras.callbacks.Callback):
         records: `Records` of all steps so far, thinned or not.
 
     Raises:
-        ValueError: at the start of fit, on another backend, or for a model that is trained on several replicas
-            or by several optimizers.
+        ValueError: in fit, on another backend, for a model that is trained on several replicas or by several
+            optimizers, and for a second GradientNorms.
     """
 
     def __init__(self, log_dir, per_variable=True, every=1):
@@ -70,6 +70,7 @@ class GradientNorms(keras.callbacks.Callback):
         self.every = int(every)
         self.records = Records(np.zeros(0, np.int64), np.zeros(0), np.zeros(0), {})
         self._tap = None
+        self._writer = None
 
     def on_train_begin(self, logs=None):
         if keras.backend.backend() != "tensorflow":
@@ -77,47 +78,50 @@ class GradientNorms(keras.callbacks.Callback):
                 f"GradientNorms expects the TensorFlow backend, received {keras.backend.backend()!r}. "
                 "Train without the callback, or set KERAS_BACKEND=tensorflow."
             )
-        from keras_gated.tap import Tap
+        from keras_gated.tap import Tap, release
 
-        if self._tap is None or not self._tap.fits(self.model):
-            per_execution = self.model.steps_per_execution
-            self._tap = Tap(self.model, capacity=(DRAIN_EVERY + per_execution) * 2)
-            self._first_step = len(self.records.step)
-        self._writer = ScalarWriter(os.path.join(self.log_dir, RUN))
+        release(self.model)
+        if self._writer is None:  # one file for all fits: TensorBoard may read a second one out of order
+            self._writer = ScalarWriter(os.path.join(self.log_dir, RUN))
         self._batches, self._drained_at = 0, time.time()
+        if self._tap is not None:
+            self._write()  # what a fit that was broken off has left
+        if self._tap is None or not self._tap.fits(self.model):
+            capacity = (DRAIN_EVERY + self.model.steps_per_execution) * 2
+            self._tap = Tap(self.model, capacity, on_failure=self._write)
+            self._first_step = len(self.records.step)
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_train_batch_begin(self, batch, logs=None):
         self._tap.install()
 
     def on_train_batch_end(self, batch, logs=None):
+        self._tap.remove()
         self._batches += self.model.steps_per_execution
         if self._batches >= DRAIN_EVERY:
             self._write()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._tap.remove()
+        self._tap.remove()  # the last batch of data of unknown length begins and does not end
         self._write()
-        self._writer.flush()
 
     def on_train_end(self, logs=None):
         self._write()
-        self._writer.close()
 
     def _write(self):
         norms = self._tap.drain()
         self._batches, begin, self._drained_at = 0, self._drained_at, time.time()
         if norms is None:
             return
-        new = Records.of(norms, [v.path for v in self._tap.variables], self._first_step)
+        new = Records.of(norms, self._tap.paths, self._first_step)
         self.records = self.records.followed_by(new)
         times = np.linspace(begin, self._drained_at, len(new.step) + 1)[1:]
         for i in np.flatnonzero(new.step % self.every == 0):
             scalars = {"grad_norm/raw": new.raw[i], "grad_norm/clipped": new.clipped[i]}
             if self.per_variable:
                 present = np.flatnonzero(norms.present[i])
-                paths = list(new.variables)
-                scalars |= {f"grad_norm_variable/{paths[v]}": norms.raw[i, v] for v in present}
+                scalars |= {f"grad_norm_variable/{self._tap.paths[v]}": norms.raw[i, v] for v in present}
             self._writer.write(new.step[i], times[i], scalars)
+        self._writer.flush()
 
 
 class ScalarWriter:
@@ -152,6 +156,3 @@ class ScalarWriter:
 
     def flush(self):
         self._file.flush()
-
-    def close(self):
-        self._file.close()

@@ -1,7 +1,7 @@
 """What a cell is: pure functions of one step, and the names of what they pass on.
 
-A cell writes its equations once, on keras.ops.  `sweep` runs them through time with their own gradient; any
-other caller (a single step, keras.layers.RNN, another backend) runs `advance` and lets autodiff find it.
+A cell writes its equations once, on keras.ops.  The sweep of sweep.py runs them through time with their own
+gradient; anybody else (a single step, keras.layers.RNN, `loop`) runs `advance` and lets autodiff find it.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import keras
 from keras import ops
+from keras.src import backend
 
 
 class Equations(NamedTuple):
@@ -66,6 +67,38 @@ class Equations(NamedTuple):
         states, _ = self.step(p, [cast(s) for s in states], *self.recurrent(weights, cast(h_mask)))
         states = [ops.cast(s, x.dtype) for s in states]
         return states[0], states
+
+
+def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False):
+    """Keras's loop over time, under autodiff; reversal and masks, in which its backends differ, are done here.
+
+    Args:
+        step: x_t (B, D), states -> h, states.
+        x: (B, T, D).
+        states: the initial states.
+        mask: (B, T) in the order of processing, False where the state stays as it was; or None.
+        shown: likewise, False where the output is 0.
+        go_backwards: read x from its end.
+        sequences: whether the outputs of all times are wanted.
+        unroll: one copy of the step per time step instead of a loop.
+
+    Returns:
+        The outputs, (B, T, N) or None, and the final states.
+    """
+    x = ops.flip(x, axis=1) if go_backwards else x
+    x = x if mask is None else ops.where(mask[..., None], x, 0)  # no gradient may meet what padding holds
+    _, outputs, states = backend.rnn(
+        step,
+        x,
+        states,
+        mask=mask,
+        unroll=unroll,
+        input_length=x.shape[1],
+        return_all_outputs=sequences,
+    )
+    if shown is not None and sequences:
+        outputs = ops.where(shown[..., None], outputs, 0)
+    return outputs if sequences else None, states
 
 
 def sigmoid(a):

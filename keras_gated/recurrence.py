@@ -5,11 +5,15 @@ who runs the equations: `sweep` on TensorFlow, Keras's own loop elsewhere and fo
 """
 
 import inspect
+import numbers
 
 import keras
 from keras import ops
+from keras.src import backend
 from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 from keras.src.utils.naming import to_snake_case
+
+from keras_gated.equations import loop
 
 WEIGHT_OPTIONS = {
     f"{weight}_{role}": module
@@ -72,10 +76,10 @@ class RecurrentCell(keras.layers.Layer, DropoutRNNCell):
     ):
         given = locals()
         name = type(self).__name__
-        if isinstance(units, bool) or int(units) != units or units < 1:
+        if not isinstance(units, numbers.Integral) or units < 1:
             raise ValueError(f"{name} expects units to be a positive integer, received {units!r}.")
         for share in ("dropout", "recurrent_dropout"):
-            if not 0 <= given[share] < 1:
+            if not isinstance(given[share], numbers.Real) or not 0 <= given[share] < 1:
                 raise ValueError(f"{name} expects {share} in [0, 1), received {given[share]!r}.")
         super().__init__(**kwargs)
         self.units = int(units)
@@ -172,6 +176,7 @@ class Recurrent(keras.layers.RNN):
             previous one (0 before the first valid step); what x holds there, inf and NaN included, changes
             neither values nor gradients.
         training: whether dropout is active.
+        sequences_mask: where Keras puts the mask that x carries, when there is an initial_state as well.
 
     Raises:
         ValueError: for x of another rank, without time steps or with other features than the layer was built
@@ -188,10 +193,16 @@ class Recurrent(keras.layers.RNN):
         self._check(sequences_shape)
         super().build(sequences_shape, initial_state_shape)
 
-    def call(self, sequences, initial_state=None, mask=None, training=False):
+    def call(self, sequences, initial_state=None, mask=None, training=False, sequences_mask=None):
+        if type(sequences).__name__ == "RaggedTensor":
+            raise ValueError(
+                f"{type(self).__name__} expects a dense tensor, received a RaggedTensor. Call its to_tensor(), and "
+                "pass a mask that is True where there was data: tf.sequence_mask(ragged.row_lengths())."
+            )
         self._check(sequences.shape)
         if initial_state is not None:
-            self._check_states(initial_state)
+            self._check_states(initial_state, sequences.shape[0])
+        mask = sequences_mask if mask is None else mask
         x = ops.cast(sequences, self.compute_dtype)  # integers are not cast by Keras
         return super().call(x, initial_state=initial_state, mask=mask, training=training)
 
@@ -210,50 +221,70 @@ class Recurrent(keras.layers.RNN):
                 f"{shape}. Use one layer per number of features."
             )
 
-    def _check_states(self, states):
-        received, expected = len(keras.tree.flatten(states)), self.cell.equations.states
-        if received != len(expected):
+    def _check_states(self, states, batch):
+        letters, units = self.cell.equations.states, self.cell.units
+        shapes = [tuple(s.shape) for s in keras.tree.flatten(states)]
+        if len(shapes) != len(letters) or not all(_fits(shape, (batch, units)) for shape in shapes):
             raise ValueError(
-                f"{type(self).__name__} expects initial_state to hold {len(expected)} arrays "
-                f"({', '.join(expected)}), received {received}."
+                f"{type(self).__name__} expects initial_state to hold {len(letters)} arrays ({', '.join(letters)}) of "
+                f"shape {(batch, units)}, received {len(shapes)} of {', '.join(map(str, shapes))}."
             )
 
     def inner_loop(self, sequences, initial_state, mask, training=False):
-        mask = keras.tree.flatten(mask)[0]
+        mask = self._mask(keras.tree.flatten(mask)[0], sequences)
+        shown = None
         if mask is not None:
-            mask = ops.reshape(ops.cast(mask, "bool"), ops.shape(sequences)[:2])
-        if self.unroll or keras.backend.backend() != "tensorflow":
-            if mask is not None:  # whatever stands in padding, no gradient may meet it
-                sequences = ops.where(mask[..., None], sequences, 0)
-            return super().inner_loop(sequences, initial_state, mask, training=training)
-        return self._sweep(sequences, initial_state, mask, training)
-
-    def _sweep(self, sequences, initial_state, mask, training):
-        from keras_gated.sweep import Masks, Options, sweep
-
-        cell, shown = self.cell, None
-        if mask is not None:
-            mask = ops.flip(mask, axis=1) if self.go_backwards else mask
             seen = ops.cumsum(ops.cast(mask, "int32"), axis=1) > 0
             shown = mask if self.zero_output_for_mask else seen
-        x_mask = cell.get_dropout_mask(sequences[:, 0]) if training else None
-        h_mask = cell.get_recurrent_dropout_mask(initial_state[0]) if training else None
-        outputs, states = sweep(
-            Options(
-                cell.equations,
-                features=cell.kernel.shape[0],
-                units=cell.units,
-                go_backwards=self.go_backwards,
-                sequences=self.return_sequences,
-                save=bool(training),
-            ),
-            sequences,
-            initial_state,
-            cell.tensors(),
-            Masks(mask, shown, x_mask, h_mask),
-        )
+        run = self._loop if self.unroll or backend.backend() != "tensorflow" else self._sweep
+        outputs, states = run(sequences, list(initial_state), mask, shown, training)
         last = states[0] if shown is None else ops.where(shown[:, -1:], states[0], 0)
         return last, outputs if self.return_sequences else last, list(states)
+
+    def _mask(self, mask, sequences):
+        """The mask as booleans (B, T), in the order of processing."""
+        if mask is None:
+            return None
+        mask = ops.squeeze(mask, -1) if len(mask.shape) == 3 else mask
+        if not _fits(mask.shape, sequences.shape[:2]):
+            raise ValueError(
+                f"{type(self).__name__} expects a mask of shape {tuple(sequences.shape[:2])}, received "
+                f"{tuple(mask.shape)}: one value for each time step of x."
+            )
+        mask = ops.cast(mask, "bool")
+        return ops.flip(mask, axis=1) if self.go_backwards else mask
+
+    def _sweep(self, sequences, initial_state, mask, shown, training):
+        from keras_gated.sweep import Masks, Options, in_forward_mode, sweep
+
+        cell, weights = self.cell, self.cell.tensors()
+        if in_forward_mode([sequences, *initial_state, *weights]):
+            return self._loop(sequences, initial_state, mask, shown, training)
+        options = Options(
+            cell.equations,
+            features=cell.kernel.shape[0],
+            units=cell.units,
+            go_backwards=self.go_backwards,
+            sequences=self.return_sequences,
+            save=bool(training),
+        )
+        x_mask = cell.get_dropout_mask(sequences[:, 0]) if training else None
+        h_mask = cell.get_recurrent_dropout_mask(initial_state[0]) if training else None
+        return sweep(options, sequences, initial_state, weights, Masks(mask, shown, x_mask, h_mask))
+
+    def _loop(self, sequences, initial_state, mask, shown, training):
+        if self.stateful:  # the variables behind these states change while their gradient is still to come
+            initial_state = [ops.copy(s) for s in initial_state]
+        return loop(
+            lambda x, states: self.cell(x, list(states), training=training),
+            sequences,
+            initial_state,
+            mask,
+            shown,
+            go_backwards=self.go_backwards,
+            sequences=self.return_sequences,
+            unroll=self.unroll,
+        )
 
     def get_config(self):
         config = super().get_config()
@@ -264,3 +295,9 @@ class Recurrent(keras.layers.RNN):
     @classmethod
     def from_config(cls, config):
         return cls(**config)
+
+
+def _fits(shape, expected):
+    """Whether two shapes are equal as far as both are known."""
+    pairs = zip(shape, expected, strict=True) if len(shape) == len(expected) else [(0, 1)]
+    return all(a is None or b is None or a == b for a, b in pairs)

@@ -15,11 +15,11 @@ import functools
 from typing import NamedTuple
 
 import tensorflow as tf
-from keras.src import backend
+from tensorflow.python.eager import forwardprop_util
 from tensorflow.python.framework import ops as graphs
 from tensorflow.python.ops import control_flow_util
 
-from keras_gated.equations import arithmetic_dtype
+from keras_gated.equations import arithmetic_dtype, loop
 
 CHUNK_BYTES = 1 << 19  # gates of one chunk of time: they stay in the L2 cache between product and steps
 SMALLEST_BATCH = 8  # below, a second lane costs more than it saves
@@ -57,12 +57,18 @@ def sweep(options, x, states, weights, masks):
         masks: `Masks`.
 
     Returns:
-        The outputs, (B, T, N) or None, and the final states.  Differentiable in x, states and weights, to any
-        order.
+        The outputs, (B, T, N) or None, and the final states.  Differentiable in x, states and weights, and the
+        gradient once more.
     """
+    weights = tuple(tf.convert_to_tensor(w) for w in weights)
     options = options._replace(traits=(x.dtype, *(mask is None for mask in masks)))
     run = _traced(options) if tf.executing_eagerly() else functools.partial(_differentiable, options)
-    return run(x, tuple(states), tuple(weights), masks)
+    return run(x, tuple(states), weights, masks)
+
+
+def in_forward_mode(tensors):
+    """Whether a ForwardAccumulator watches: what it needs, tf.custom_gradient cannot give."""
+    return bool(forwardprop_util.pack_tangents([tf.convert_to_tensor(t) for t in tensors]).indices)
 
 
 @functools.cache
@@ -117,18 +123,15 @@ def _first_order_by_loop(options, given, masks, d_outputs):
     with tf.GradientTape() as tape:
         tape.watch(tensors)
         x, states, weights = given
-        x = tf.reverse(x, [1]) if options.go_backwards else x
-        valid = masks.valid
-        x = x if valid is None else tf.where(valid[..., None], x, tf.zeros_like(x))
-        _, outputs, states = backend.rnn(
+        outputs, states = loop(
             lambda x_t, states: options.equations.advance(x_t, states, weights, masks.x, masks.h),
             x,
             states,
-            mask=valid,
-            input_length=x.shape[1],
+            masks.valid,
+            masks.shown,
+            go_backwards=options.go_backwards,
+            sequences=options.sequences,
         )
-        if valid is not None:
-            outputs = tf.where(masks.shown[..., None], outputs, tf.zeros_like(outputs))
         results = [*([outputs] if options.sequences else []), *states]
     return tape.gradient(results, tensors, d_outputs, tf.UnconnectedGradients.ZERO)
 

@@ -36,12 +36,13 @@ class Tap:
     Args:
         model: the model, compiled.
         capacity: how many steps the ring holds between two calls of `drain`.
+        on_failure: called when a training step raises, so that what was measured before is not lost.
 
     Raises:
         ValueError: for a model trained on several replicas or by several optimizers.
     """
 
-    def __init__(self, model, capacity):
+    def __init__(self, model, capacity, on_failure):
         self.optimizer = model.optimizer
         self.inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a LossScaleOptimizer
         if model.distribute_strategy.num_replicas_in_sync > 1 or hasattr(self.inner, "optimizers"):
@@ -50,16 +51,20 @@ class Tap:
                 "Train it without the callback."
             )
         self.capacity = capacity
+        self.on_failure = on_failure
         self.variables = None
         self.count = tf.Variable(0, dtype=tf.int64, trainable=False, name="tapped_steps")
         self.drained = 0
         self.model = model
-        self.plain = _plain(model.train_function)
+        self.plain = model.train_function
         model.make_train_function(force=True)
         self.traced = model.train_function
         self.remove()
 
     def install(self):
+        """For the next training step.  Not longer: whoever raises in between leaves the model as it was."""
+        if isinstance(self.model.train_function, Tap):
+            raise ValueError("fit expects one GradientNorms among its callbacks, received several. Leave one.")
         self.model.train_function = self
 
     def remove(self):
@@ -67,7 +72,7 @@ class Tap:
 
     def fits(self, model):
         """Whether the model is compiled as it was when this tap was made."""
-        return model.optimizer is self.optimizer and _plain(model.train_function) is self.plain
+        return model.optimizer is self.optimizer and model.train_function is self.plain
 
     def __call__(self, iterator):
         """The train function, run while the optimizer is wrapped."""
@@ -81,6 +86,7 @@ class Tap:
             raise
         except BaseException:
             self.remove()
+            self.on_failure()
             raise
 
     # In the graph.
@@ -90,15 +96,15 @@ class Tap:
         given = self.optimizer._trainable_variables if trainable_variables is None else trainable_variables
         variables = list(given)
         if self.variables is None:
-            self._allocate(variables)
+            self._allocate([*self.model.trainable_variables, *variables])
         self.clippable = [
             v
             for v, g in zip(variables, grads, strict=True)
             if g is not None and not getattr(v, "overwrite_with_gradient", False)
         ]
         scale = self._loss_scale()
-        squares = [None if g is None else squared_norm(g) / scale**2 for g in grads]
-        row = self._write(self.received, self._in_order(squares, variables))
+        norms = [None if g is None else norm(g) / scale for g in grads]
+        row = self._write(self.received, self._in_order(norms, variables))
         apply(grads, trainable_variables)
         # At the end of the data this graph raises half-way: a step counts once its gradients exist.
         with tf.control_dependencies([row]):
@@ -107,33 +113,35 @@ class Tap:
     def _tapped_clip(self, clip, grads):
         grads = list(grads)
         clipped = clip(grads)
-        raw = [squared_norm(g) for g in grads]
+        raw = [norm(g) for g in grads]
         if _clips_by_global_norm(self.inner):
             # Reading the clipped tensors would change how the update is compiled, and its last bit.
-            norm = tf.sqrt(tf.add_n([squared_norm_of_values(g) for g in grads]))
-            factor = tf.minimum(1.0, self.inner.global_clipnorm / norm)
-            used = [r * factor**2 for r in raw]
+            factor = tf.minimum(1.0, self.inner.global_clipnorm / global_norm_of_keras(grads))
+            used = [r * factor for r in raw]
         else:
-            used = raw if clipped is grads else [squared_norm(g) for g in clipped]
+            used = raw if clipped is grads else [norm(g) for g in clipped]
         self._write(self.clipped, self._in_order(raw, self.clippable) + self._in_order(used, self.clippable))
         return clipped
 
     def _allocate(self, variables):
         """The rings, at the first trace: a model may have no variables before."""
-        self.variables = variables
-        self.index = {id(v): i for i, v in enumerate(variables)}
+        self.index = {}
+        for v in variables:
+            self.index.setdefault(id(v), len(self.index))
+        self.variables = list({id(v): v for v in variables}.values())
+        self.paths = _unique([v.path for v in self.variables])
         with tf.init_scope():
-            self.received = self._ring(1 + len(variables))
-            self.clipped = self._ring(1 + 2 * len(variables))
+            self.received = self._ring(1 + len(self.variables))
+            self.clipped = self._ring(1 + 2 * len(self.variables))
 
     def _ring(self, width):
         return tf.Variable(tf.fill([self.capacity, width], ABSENT), trainable=False, name="tapped_norms")
 
-    def _in_order(self, squares, variables):
+    def _in_order(self, norms, variables):
         columns = [tf.constant(ABSENT)] * len(self.variables)
-        for v, square in zip(variables, squares, strict=True):
-            if square is not None:
-                columns[self.index[id(v)]] = square
+        for v, n in zip(variables, norms, strict=True):
+            if n is not None:
+                columns[self.index[id(v)]] = n
         return columns
 
     def _write(self, ring, columns):
@@ -167,13 +175,18 @@ class Tap:
         raw = np.where(updated[:, None], clipped[:, 1 : 1 + n], received[:, 1:])
         used = np.where(updated[:, None], clipped[:, 1 + n :], raw)
         present = raw != ABSENT
-        raw, used = (np.sqrt(np.where(present, squares, 0)) for squares in (raw, used))
-        return Norms(steps, raw, used, present, updated)
+        return Norms(steps, np.where(present, raw, 0), np.where(present, used, 0), present, updated)
 
 
-def _plain(train_function):
-    """Without a tap that an interrupted fit has left behind."""
-    return train_function.plain if isinstance(train_function, Tap) else train_function
+def release(model):
+    """Removes a tap that was left installed, by another callback that raised before the training step ran."""
+    if isinstance(model.train_function, Tap):
+        model.train_function.remove()
+
+
+def _unique(paths):
+    """Keras lets two layers have one name."""
+    return [f"{path}_{n}" if (n := paths[:i].count(path)) else path for i, path in enumerate(paths)]
 
 
 @contextlib.contextmanager
@@ -196,18 +209,23 @@ def _clips_by_global_norm(optimizer):
     return plain and bool(optimizer.global_clipnorm) and not optimizer.clipnorm
 
 
-def squared_norm(gradient):
-    """Sum of squares in float32; repeated rows of IndexedSlices are added up first."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return 2 * tf.nn.l2_loss(tf.cast(gradient, tf.float32))
-    order = tf.argsort(gradient.indices)
-    indices, values = tf.gather(gradient.indices, order), tf.gather(gradient.values, order)
+def norm(gradient):
+    """Norm in float32, also of gradients whose squares would be 0 or inf; repeated rows are added up first."""
+    g = tf.cast(_merged(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient, tf.float32)
+    largest = tf.reduce_max(tf.abs(g))
+    scale = tf.where(tf.math.is_finite(largest) & (largest > 0), largest, 1.0)
+    return scale * tf.sqrt(2 * tf.nn.l2_loss(g / scale))
+
+
+def _merged(slices):
+    """The rows of IndexedSlices, those of equal index summed."""
+    order = tf.argsort(slices.indices)
+    indices, values = tf.gather(slices.indices, order), tf.gather(slices.values, order)
     starts = tf.concat([tf.zeros([1], tf.int32), tf.cast(indices[1:] != indices[:-1], tf.int32)], 0)
-    rows = tf.math.unsorted_segment_sum(tf.cast(values, tf.float32), tf.cumsum(starts), tf.shape(indices)[0])
-    return 2 * tf.nn.l2_loss(rows)
+    return tf.math.unsorted_segment_sum(values, tf.cumsum(starts), tf.shape(indices)[0])
 
 
-def squared_norm_of_values(gradient):
-    """What Keras takes for it when it clips: repeated rows of IndexedSlices count one by one."""
-    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    return 2 * tf.nn.l2_loss(tf.cast(values, tf.float32))
+def global_norm_of_keras(gradients):
+    """What Keras takes for the norm when it clips: repeated rows of IndexedSlices count one by one."""
+    values = (g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients)
+    return tf.sqrt(tf.add_n([2 * tf.nn.l2_loss(tf.cast(v, tf.float32)) for v in values]))

@@ -1,9 +1,13 @@
 # Sourced by the other scripts: `environment EXTRA` makes .venv with the package and one of its extras, once.
 
+suits() {
+  "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null
+}
+
 find_python() {
   local candidate
   for candidate in python3 python3.13 python3.12 python3.11 python; do
-    if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+    if suits "$candidate"; then
       echo "$candidate"
       return
     fi
@@ -15,8 +19,8 @@ find_python() {
 environment() {
   local extra=$1 python stamp wanted
   stamp=.venv/installed-$extra
-  wanted=$(cat setup.cfg pyproject.toml)
-  if [ ! -x .venv/bin/python ] || ! .venv/bin/python -c '' 2>/dev/null; then
+  wanted=$(pwd && cat setup.cfg pyproject.toml)
+  if ! suits .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     python=$(find_python) || return 1
     if ! "$python" -m venv --clear .venv; then
       rm -rf .venv

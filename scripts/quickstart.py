@@ -29,7 +29,7 @@ import keras_gated as kg
 
 SILENT_STEPS = 100
 MAX_NORM = 1.0
-SMALLEST = 1e-20  # drawn in place of 0 on a log scale
+SMALLEST = 1e-30  # drawn in place of 0 on a log scale
 LAYERS = {
     "SimpleRNN(64)": partial(kg.SimpleRNN, 64),
     "LSTM(64, forget_bias=1)": partial(kg.LSTM, 64, forget_bias=1),

@@ -112,6 +112,7 @@ def test_it_learns_to_remember(rng):
         (lambda p, x: bptt.backward(p, bptt.forward(p, x), x), r"shape of y, \(3, 6, 5\), received \(3, 6, 2\)"),
         (lambda p, x: bptt.clip(p, 0), "max_norm > 0, received 0"),
         (lambda p, x: bptt.softmax_cross_entropy(bptt.forward(p, x).y, x), "integer classes"),
+        (lambda p, x: bptt.softmax_cross_entropy(bptt.forward(p, x).y, -np.ones((3, 6), int)), "from -1 to -1"),
         (lambda p, x: bptt.squared_error(bptt.forward(p, x).y, x), "target of the shape of y"),
     ],
 )

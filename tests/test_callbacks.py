@@ -180,48 +180,142 @@ def test_every_thins_the_file_and_not_the_records(data, tmp_path):
 
 
 def test_no_step_is_lost_in_a_long_epoch(rng, tmp_path):
-    x = rng.normal(size=(700, 2, 3)).astype("float32")
+    x = rng.normal(size=(2000, 2, 3)).astype("float32")
     model = keras.Sequential([keras.Input((2, 3)), kg.SimpleRNN(2), keras.layers.Dense(1)])
     model.compile("sgd", "mse", steps_per_execution=300)
     norms = kg.GradientNorms(tmp_path, per_variable=False)
     model.fit(x, x[:, 0, :1], batch_size=1, verbose=0, callbacks=[norms])
-    np.testing.assert_array_equal(norms.records.step, np.arange(700))
+    np.testing.assert_array_equal(norms.records.step, np.arange(2000))
     assert np.all(norms.records.raw > 0)
 
 
-def test_an_interrupted_fit_leaves_a_model_that_trains(data, tmp_path):
-    class Interrupt(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
+class Interrupt(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
             raise KeyboardInterrupt
 
+
+def test_an_interrupted_fit_loses_no_step_and_leaves_the_model_as_it_was(data, tmp_path):
     norms = kg.GradientNorms(tmp_path)
     keras.utils.set_random_seed(0)
     model = sequential()
     model.compile("sgd", "mse")
     with pytest.raises(KeyboardInterrupt):
         model.fit(*data, batch_size=BATCH, verbose=0, callbacks=[norms, Interrupt()])
-    model.fit(*data, batch_size=BATCH, verbose=0)
+    assert type(model.train_function).__name__ == "function"
+    model.fit(*data, batch_size=BATCH, epochs=3, verbose=0)  # not watched
     model.fit(*data, batch_size=BATCH, verbose=0, callbacks=[norms])
+    np.testing.assert_array_equal(norms.records.step, np.arange(3 + 6))
+    np.testing.assert_array_equal(read(tmp_path)["grad_norm/raw"][0], np.arange(3 + 6))
+
+
+def test_steps_before_a_failing_one_are_in_the_file(data, tmp_path):
+    x, y = data
+
+    def batches():
+        for i in range(3):
+            yield x[i : i + BATCH], y[i : i + BATCH]
+        raise RuntimeError("the disk is gone")
+
+    signature = tuple(tf.TensorSpec((None, *a.shape[1:])) for a in data)
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    model = sequential()
+    model.compile("sgd", "mse")
+    with pytest.raises(tf.errors.OpError, match="the disk is gone"):
+        model.fit(dataset, shuffle=False, verbose=0, callbacks=[kg.GradientNorms(tmp_path)])
+    np.testing.assert_array_equal(read(tmp_path)["grad_norm/raw"][0], [0, 1, 2])
     assert type(model.train_function).__name__ == "function"
 
 
-def test_loss_scaling_is_taken_out(tmp_path):
-    """y = w x with w = x = 1 and loss y²: the gradient is 2, however the loss is scaled."""
-    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype="mixed_float16")
-    model = keras.Sequential([keras.Input((1,)), layer])
-    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=1024), "mse")
+def test_a_second_one_in_the_same_fit_is_told_so(data, tmp_path):
+    with pytest.raises(ValueError, match="one GradientNorms among its callbacks, received several"):
+        fit(sequential, OPTIMIZERS["none"], data, [kg.GradientNorms(tmp_path / "a"), kg.GradientNorms(tmp_path / "b")])
+
+
+def test_variables_of_one_name_stay_apart(data, tmp_path):
+    class Twins(keras.Model):
+        def __init__(self):
+            super().__init__(name="twins")
+            self.first, self.second = keras.layers.Dense(4, name="dense"), keras.layers.Dense(1, name="dense")
+
+        def call(self, x):
+            return self.second(self.first(x[:, 0]))
+
+    model = fit(Twins, OPTIMIZERS["none"], data, [kg.GradientNorms(tmp_path)])
+    assert len(model.trainable_variables) == 4 == len(read(tmp_path)) - 2
+
+
+def test_a_step_that_applies_to_some_variables_is_logged(data, tmp_path):
+    class HalfTrained(Subclassed):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            half = self.read_out.trainable_variables
+            self.optimizer.build(self.trainable_variables)
+            self.optimizer.apply(tape.gradient(loss, half), half)
+            return {"loss": loss}
+
     norms = kg.GradientNorms(tmp_path)
-    model.fit(np.ones((2, 1)), np.zeros((2, 1)), batch_size=1, verbose=0, callbacks=[norms])
-    np.testing.assert_allclose(norms.records.raw, [2, 2])
+    fit(HalfTrained, OPTIMIZERS["clipnorm"], data, [norms])
+    assert len(read(tmp_path)) == 2 + 2
+    assert np.all(norms.records.raw > 0)
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_no_finite_gradient_is_logged_as_zero_or_infinite(size, tmp_path):
+    """The squares of these are neither in float32."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(keras.optimizers.SGD(0.0), lambda y_true, y_pred: y_pred * size)
+    norms = kg.GradientNorms(tmp_path)
+    model.fit(np.full((1, 1), 3.0), np.zeros((1, 1)), verbose=0, callbacks=[norms])
+    np.testing.assert_allclose(norms.records.raw, [3 * size], rtol=1e-6)
+
+
+def fit_one_weight(optimizer, data, folder, dtype=None):
+    """y = w x from w = 1, loss mean(y²): the gradient of a batch is 2 w mean(x²)."""
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype=dtype)
+    model = keras.Sequential([keras.Input((1,)), layer])
+    model.compile(optimizer, "mse")
+    norms = kg.GradientNorms(folder)
+    x = np.array(data, "float32")[:, None]
+    model.fit(x, 0 * x, batch_size=1, shuffle=False, verbose=0, callbacks=[norms])
+    return norms.records
+
+
+def test_accumulated_gradients_are_logged_as_they_are_applied(tmp_path):
+    """Micro-steps 2 and 8 make one update with their mean 5, clipped to 1; the first of them makes none."""
+    optimizer = keras.optimizers.SGD(0.0, gradient_accumulation_steps=2, clipnorm=1.0)
+    records = fit_one_weight(optimizer, [1, 2, 1, 2], tmp_path)
+    np.testing.assert_allclose(records.raw, [2, 5, 2, 5])
+    np.testing.assert_allclose(records.clipped, [2, 1, 2, 1])
+
+
+def test_an_overflow_is_shown(tmp_path):
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0, clipnorm=1.0), initial_scale=2.0**16)
+    records = fit_one_weight(optimizer, [1, 1, 1, 0.5], tmp_path, dtype="mixed_float16")
+    np.testing.assert_array_equal(records.raw, [np.inf, np.inf, 2, 0.5])
+    np.testing.assert_array_equal(records.clipped, [np.inf, np.inf, 1, 0.5])
+
+
+@pytest.mark.parametrize("scaled_by", ["optimizer", "factor"])
+def test_loss_scaling_is_taken_out(scaled_by, tmp_path):
+    """The gradient is 2, however the loss is scaled."""
+    optimizer = {
+        "optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=1024),
+        "factor": lambda: keras.optimizers.SGD(0.0, loss_scale_factor=256),
+    }[scaled_by]()
+    np.testing.assert_allclose(fit_one_weight(optimizer, [1, 1], tmp_path, dtype="mixed_float16").raw, [2, 2])
 
 
 def test_repeated_rows_of_an_embedding_count_as_one(tmp_path):
     """loss = -mean(y), and a row that is looked up twice: its gradient is 2, not √2."""
     model = keras.Sequential([keras.Input((2,), dtype="int32"), keras.layers.Embedding(4, 1), keras.layers.Flatten()])
-    model.compile(keras.optimizers.SGD(0.1), lambda y_true, y_pred: keras.ops.sum(y_pred, axis=-1))
+    model.compile(keras.optimizers.SGD(0.1, global_clipnorm=1), lambda y_true, y_pred: keras.ops.sum(y_pred, axis=-1))
     norms = kg.GradientNorms(tmp_path)
     model.fit(np.array([[1, 1]]), np.zeros((1, 2)), verbose=0, callbacks=[norms])
     np.testing.assert_allclose(norms.records.raw, [2])
+    np.testing.assert_allclose(norms.records.clipped, [2**0.5], rtol=1e-6)  # as Keras clips: it takes √2 for the norm
 
 
 def test_bad_input_gets_a_clear_sentence(tmp_path):
