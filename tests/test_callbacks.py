@@ -98,8 +98,9 @@ MODES = [
     {"run_eagerly": True},
 ]
 MATRIX = [
-    *(("sequential", optimizer, mode) for optimizer in OPTIMIZERS for mode in ({}, {"jit_compile": True})),
-    *((model, "global_clipnorm", mode) for model in MODELS for mode in MODES if (model, mode) != ("sequential", {})),
+    *(("sequential", optimizer, {}) for optimizer in OPTIMIZERS),
+    *(("sequential", "global_clipnorm", mode) for mode in MODES[1:]),
+    *((model, "clipnorm", mode) for model in ("functional", "subclassed") for mode in (MODES[1], MODES[3])),
 ]
 
 

@@ -1,0 +1,181 @@
+"""What must hold on another backend.  Run by scripts/backends.sh, which writes TensorFlow's values first."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import reference
+import values
+from values import LAYERS, B, D, N, T, batch, make, values_and_gradients
+
+import keras_gated as kg
+
+STEPS = {
+    "rnn_tanh": reference.simple_rnn("tanh"),
+    "lstm": reference.lstm,
+    "gru": reference.gru,
+    "gru_reset_after": reference.gru_reset_after,
+}
+KINDS = list(STEPS)
+
+
+def test_tensorflow_is_not_needed():
+    assert keras.backend.backend() == os.environ["KERAS_BACKEND"]
+    code = "import sys, numpy, keras_gated as kg; kg.LSTM(3)(numpy.ones((1, 2, 3))); print('tensorflow' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
+def test_values_and_gradients_are_those_of_tensorflow():
+    expected, received = np.load(os.environ["TENSORFLOW_VALUES"]), values.all_values()
+    assert set(expected) == set(received) and len(received) > 200
+    for name, a in received.items():
+        np.testing.assert_allclose(a, expected[name], rtol=1e-5, atol=1e-5 * np.abs(expected[name]).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "options", [{}, {"go_backwards": True}, {"zero_output_for_mask": True}, {"unroll": True}], ids=str
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_layer_is_the_equations(name, options, masked):
+    layer = make(name, **options)
+    x, states, mask = batch(layer)
+    mask = mask if masked else None
+    options = {k: v for k, v in options.items() if k != "unroll"}
+    outputs, finals = reference.run(STEPS[name], x, states, layer.get_weights(), mask, **options)
+    received, _ = values_and_gradients(layer, x, states, mask)
+    for a, b in zip(received, [outputs, *finals], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("filler", [1e35, np.inf, np.nan])
+def test_a_padded_step_receives_no_gradient(name, filler):
+    layer = make(name)
+    x, states, mask = batch(layer)
+    expected = values_and_gradients(layer, x, states, mask)
+    layer = make(name)
+    received = values_and_gradients(layer, np.where(mask[..., None], x, filler).astype("float32"), states, mask)
+    assert not np.any(received[1][0][~mask])
+    for a, b in zip([*received[0], *received[1]], [*expected[0], *expected[1]], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_layer_is_its_cell_in_keras_rnn(name):
+    layer = make(name)
+    x, states, _ = batch(layer)
+    theirs = keras.layers.RNN(layer.cell, return_sequences=True, return_state=True)
+    for a, b in zip(layer(x, initial_state=states), theirs(x, initial_state=states), strict=True):
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(a), keras.ops.convert_to_numpy(b), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_model_trains_and_survives_saving(name, tmp_path):
+    kind, own = LAYERS[name]
+    model = keras.Sequential(
+        [
+            keras.Input((T, D)),
+            keras.layers.Bidirectional(kind(N, return_sequences=True, dropout=0.1, recurrent_dropout=0.1, **own)),
+            kind(N, **own),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.02), "mse")
+    x = np.random.default_rng(0).normal(size=(64, T, D)).astype("float32")
+    losses = model.fit(x, x[:, 0, :1], epochs=15, verbose=0).history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+
+
+def test_a_stateful_layer_goes_on_where_it_stopped():
+    x = np.random.default_rng(0).normal(size=(B, 6, D)).astype("float32")
+    layer = kg.LSTM(N, stateful=True)
+    layer(x[:, :3])
+    pieces = keras.ops.convert_to_numpy(layer(x[:, 3:]))
+    layer.reset_state()
+    np.testing.assert_allclose(pieces, keras.ops.convert_to_numpy(layer(x)), atol=1e-6)
+
+
+def test_gradient_norms_says_what_it_needs(tmp_path):
+    model = keras.Sequential([keras.Input((T, D)), kg.GRU(N)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="expects the TensorFlow backend"):
+        model.fit(np.ones((2, T, D)), np.ones((2, N)), verbose=0, callbacks=[kg.GradientNorms(tmp_path)])
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="compares with torch.nn")
+@pytest.mark.parametrize("name", ["rnn_tanh", "lstm", "gru_reset_after"])
+def test_weights_of_torch_nn(name):
+    """Two layers in both directions, layer by layer, and the gradient of x."""
+    import torch
+
+    kind, own = LAYERS[name]
+    theirs = {"rnn_tanh": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru_reset_after": torch.nn.GRU}[name]
+    theirs = theirs(D, N, 2, bidirectional=True, batch_first=True)
+    x = torch.randn(B, T, D)
+    gradients, h = [], x.clone().requires_grad_()
+    ours = h
+    for index in range(2):
+        both = []
+        for reverse in (False, True):
+            layer = kind(N, return_sequences=True, go_backwards=reverse, **own)
+            both.append(kg.weights.from_torch(theirs.state_dict(), layer, index, reverse)(ours))
+        ours = torch.cat([both[0], both[1].flip(1)], -1)
+    expected = theirs(h)[0]
+    for y in (ours, expected):
+        gradients.append(torch.autograd.grad((y**2).sum(), h)[0].numpy())
+    np.testing.assert_allclose(ours.detach(), expected.detach(), atol=1e-6)
+    np.testing.assert_allclose(*gradients, atol=1e-5)
+
+
+DATA_PARALLEL = """
+import sys, keras, numpy as np
+rank, count, address, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+if count > 1:
+    keras.distribution.initialize(address, count, rank)
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+import keras_gated as kg
+
+class Shard(keras.utils.PyDataset):
+    "This process's part of each global batch of 8."
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        rows = slice(8 * i + rank * 8 // count, 8 * i + (rank + 1) * 8 // count)
+        return x[rows], x[rows, 0, :1]
+
+x = np.random.default_rng(0).normal(size=(32, 6, 3)).astype("float32")
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((6, 3)), kg.LSTM(4, return_sequences=True), kg.GRU(3), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.1), "mse")
+model.fit(Shard(), epochs=2, verbose=0, shuffle=False)
+np.savez(file, *model.get_weights())
+"""
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution over processes is for JAX")
+def test_two_processes_train_like_one(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    runs = []
+    for rank, count in ((0, 1), (0, 2), (1, 2)):
+        arguments = [str(rank), str(count), address, str(tmp_path / f"{rank}_of_{count}.npz")]
+        runs.append(
+            subprocess.Popen([sys.executable, "-c", DATA_PARALLEL, *arguments], stderr=subprocess.PIPE, text=True)
+        )
+    for run in runs:
+        _, errors = run.communicate(timeout=300)
+        assert run.returncode == 0, errors
+    alone, *together = (np.load(tmp_path / f"{name}.npz") for name in ("0_of_1", "0_of_2", "1_of_2"))
+    for weights in together:
+        for name in alone:
+            np.testing.assert_allclose(weights[name], alone[name], atol=1e-6)
