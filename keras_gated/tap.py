@@ -27,7 +27,6 @@ class Norms(NamedTuple):
     raw: np.ndarray  # (S, V) before clipping
     clipped: np.ndarray  # (S, V) as the optimizer used them; raw where it made no update
     present: np.ndarray  # (S, V) whether the variable had a gradient
-    updated: np.ndarray  # (S,) whether the optimizer made an update
 
 
 class Tap:
@@ -159,7 +158,7 @@ class Tap:
     # On the host.
 
     def drain(self):
-        """The norms of the steps since the last call, as `Norms`."""
+        """The norms of the steps since the last call, as `Norms`, or None if there were none."""
         end = int(self.count)
         begin = max(self.drained, end - self.capacity)
         if begin > self.drained:
@@ -175,7 +174,7 @@ class Tap:
         raw = np.where(updated[:, None], clipped[:, 1 : 1 + n], received[:, 1:])
         used = np.where(updated[:, None], clipped[:, 1 + n :], raw)
         present = raw != ABSENT
-        return Norms(steps, np.where(present, raw, 0), np.where(present, used, 0), present, updated)
+        return Norms(steps, np.where(present, raw, 0), np.where(present, used, 0), present)
 
 
 def release(model):

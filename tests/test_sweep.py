@@ -32,8 +32,11 @@ def choose(monkeypatch):
     forget()
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 5_000, 1 << 30], ids=["4 steps", "some more", "all in one"])
-@pytest.mark.parametrize("smallest_batch", [1, 1000], ids=["two lanes", "one lane"])
+@pytest.mark.parametrize(
+    ("chunk_bytes", "smallest_batch"),
+    [(1, 1), (5_000, 1000), (1 << 30, 1)],
+    ids=["4 steps, 2 lanes", "some more steps, 1 lane", "all steps, 2 lanes"],
+)
 def test_chunks_and_lanes_change_nothing(cell, rng, choose, chunk_bytes, smallest_batch):
     choose(CHUNK_BYTES=chunk_bytes, SMALLEST_BATCH=smallest_batch)
     given = batch(cell, rng, size=9, length=23)  # neither lanes nor chunks come out even
