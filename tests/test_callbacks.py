@@ -304,7 +304,7 @@ def test_loss_scaling_is_taken_out(scaled_by, tmp_path):
     """The gradient is 2, however the loss is scaled."""
     optimizer = {
         "optimizer": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=1024),
-        "factor": lambda: keras.optimizers.SGD(0.0, loss_scale_factor=256),
+        "factor": lambda: keras.optimizers.SGD(0.0, loss_scale_factor=256, gradient_accumulation_steps=2),
     }[scaled_by]()
     np.testing.assert_allclose(fit_one_weight(optimizer, [1, 1], tmp_path, dtype="mixed_float16").raw, [2, 2])
 
