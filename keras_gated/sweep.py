@@ -1,7 +1,7 @@
 """Sweeps through time on TensorFlow: the recurrence forward, and Algorithm rnn-bptt backward.
 
 Hidden here: loops, masks, dropout, reversal, lanes, chunks of time, compilation, precision.  A caller sees one
-differentiable function of tensors, `sweep`; a cell is only its `Equations` (recurrence.py).
+differentiable function of tensors, `sweep`; a cell is only its `Equations` (equations.py).
 
 How it runs.  The batch is cut into lanes, one compiled program each, which TensorFlow runs side by side.  A
 program walks over chunks of time small enough for the cache: one product x W for the chunk, then its steps;
