@@ -1,10 +1,15 @@
 """The engine's own choices: whatever they are, the numbers stay the same."""
 
+import os
+import subprocess
+import sys
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cells import CELLS, D, assert_close, batch, build, loop_of, make, values_and_gradients
+from cells import CELLS, D, N, assert_close, batch, build, loop_of, make, values_and_gradients
 
 import keras_gated as kg
 from keras_gated import sweep
@@ -80,12 +85,67 @@ def test_unknown_batch_and_time(name, rng, known):
             assert_close(traced(x), values_and_gradients_of(loop_of(layer), x), 1e-10)
 
 
-def test_the_graph_is_traced_once_for_all_lengths(rng):
-    layer = build(CELLS["lstm"].layer(), rng)
-    traced = tf.function(layer, input_signature=[tf.TensorSpec((None, None, D))], autograph=False)
-    for length in (3, 4, 7):
-        traced(rng.normal(size=(2, length, D)).astype("float32"))
-    assert traced.experimental_get_tracing_count() == 1
+@pytest.mark.parametrize("sequences", [True, False], ids=["sequences", "last"])
+def test_spans_of_time_change_nothing(cell, rng, choose, sequences):
+    """Where T is unknown, one program runs over it span by span: less than one, exactly one, several and a rest."""
+    choose(SPAN=7, CHUNK_BYTES=1, SMALLEST_BATCH=2)
+    options = dict(return_sequences=sequences, go_backwards=True, dropout=0.3, recurrent_dropout=0.3, seed=1)
+    layer = make(cell, rng, **options)
+    seed = np.asarray(layer.cell.seed_generator.state)
+
+    def run(x, states, mask, way=layer):
+        with tf.GradientTape() as tape:
+            tape.watch([x, *states])
+            results = way(x, initial_state=states, mask=mask, training=True)
+            total = tf.add_n([tf.reduce_sum(tf.sin(a)) for a in results])
+        return [*results, *tape.gradient(total, [x, *states, *layer.trainable_variables])]
+
+    states = [tf.TensorSpec((None, N), tf.float64)] * len(layer.cell.equations.states)
+    signature = [tf.TensorSpec((None, None, D), tf.float64), states, tf.TensorSpec((None, None), tf.bool)]
+    spans = tf.function(run, input_signature=signature, autograph=False)
+    loop = partial(run, way=loop_of(layer))
+    for size, length in [(5, 3), (5, 7), (4, 14), (5, 23)]:
+        given = batch(cell, rng, size=size, length=length)
+        results = []
+        for way in (spans, loop):
+            layer.cell.seed_generator.state.assign(seed)
+            results.append(way(tf.constant(given.x), [tf.constant(s) for s in given.states], tf.constant(given.mask)))
+        assert_close(*results, 1e-10)
+
+
+LENGTHS = """
+import sys, numpy as np, tensorflow as tf, keras_gated as kg
+from keras_gated import sweep
+layer = kg.GRU(4)
+layer.build((None, None, 3))
+sizes, lengths = eval(sys.argv[1]), eval(sys.argv[2])
+
+@tf.function(input_signature=[tf.TensorSpec((None, None, 3))], autograph=False)
+def step(x):
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(layer(x, training=True))
+    return tape.gradient(y, layer.trainable_variables)
+
+for size in sizes:
+    for length in lengths:
+        step(np.ones((size, length, 3), "float32"))
+print("programs", sweep.programs())
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lengths", "compiled"),
+    [((9,), (1, 20, 63, 64, 65, 200, 201), 2), ((9, 10, 4), (5,), 2 * 2 + 2)],
+    ids=["every length", "odd and even, and a small one that leaves a lane empty"],
+)
+def test_what_is_compiled_is_bounded(tmp_path, sizes, lengths, compiled):
+    """XLA itself is asked: one program forward and one backward for all lengths, and for each size of a lane."""
+    command = [sys.executable, "-c", LENGTHS, str(sizes), str(lengths)]
+    environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_pass_re=NONE"}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["programs", "2"]
+    assert len(list(tmp_path.glob("*opaque*before_optimizations.txt"))) == compiled
 
 
 def test_layers_of_several_sizes_live_in_one_process(rng):
