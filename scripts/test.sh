@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Format check, lint, all tests, and the layers on JAX.  With arguments: those tests only, as pytest takes them.
+# Format check, lint, all tests, and those that matter with the oldest Keras and on JAX.  With arguments: those tests only, as pytest takes them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -8,5 +8,6 @@ environment test
 .venv/bin/ruff check .
 .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal "$@"
 if [ $# -eq 0 ]; then
+  ./scripts/oldest.sh
   ./scripts/backends.sh jax
 fi
