@@ -7,6 +7,7 @@ contender's own library; `inferred` and `trained` carry their values into our or
 Axes as in the package: B batch, T time, D features, N units, k gates.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ OURS = {
     "SimpleRNN": kg.SimpleRNN,
     "LSTM": kg.LSTM,
     "GRU": kg.GRU,
-    "GRU after": lambda units, **options: kg.GRU(units, reset_after=True, **options),
+    "GRU after": functools.partial(kg.GRU, reset_after=True),
 }
 TORCH = {"SimpleRNN": torch.nn.RNN, "LSTM": torch.nn.LSTM, "GRU after": torch.nn.GRU}
 PRODUCTS = {"SimpleRNN": (1,), "LSTM": (4,), "GRU": (2, 1), "GRU after": (3,)}  # gates of each product with h
@@ -171,7 +172,7 @@ def _lane_of_products(problem, training):
     def turn(rows, t):
         return tf.reshape(tf.slice(rows, [t % 4, 0, 0], [1, *rows.shape[1:]]), rows.shape[1:])
 
-    def lane(x, W, h, U, da, d_steps):
+    def lane(x, W, h_all, h, U, da, d_steps):
         def step(t, sums):
             h_t = turn(h, t)
             return t + 1, [s + tf.matmul(h_t, u) for s, u in zip(sums, U, strict=True)]
@@ -184,7 +185,6 @@ def _lane_of_products(problem, training):
         if training:
             U_T = [tf.transpose(u) for u in U]
             zeros = [tf.zeros(h.shape[1:]) for _ in U]
-            h_all = tf.reshape(tf.repeat(h[:1], T, 0), (-1, h.shape[2]))
             results += [
                 tf.while_loop(lambda t, *_: t < T, step_back, (0, zeros))[1],
                 tf.matmul(x, da, transpose_a=True),
@@ -198,10 +198,9 @@ def _lane_of_products(problem, training):
 
 def products_of_torch(problem):
     """The same products by PyTorch, each of them on all cores."""
-    x, W, h, U, da, d_steps = tf.nest.map_structure(torch.from_numpy, _operands(problem, problem.shape[0]))
+    x, W, h_all, h, U, da, d_steps = tf.nest.map_structure(torch.from_numpy, _operands(problem, problem.shape[0]))
     T = problem.shape[1]
     U_T = [u.T.contiguous() for u in U]
-    h_all = h[:1].repeat(T, 1, 1).flatten(0, 1)
     results = [d[0].clone() for d in d_steps]
     result_back = h[0].clone()
 
@@ -224,7 +223,7 @@ def products_of_torch(problem):
 
 
 def _operands(problem, rows):
-    """x (B T, D), W (D, kN), four rows of h (4, B, N), U [(N, nN)], da (B T, kN), four rows of da [(4, B, nN)]."""
+    """x (B T, D), W (D, kN), h (B T, N) and four rows of it (4, B, N), U [(N, nN)], da (B T, kN) and [(4, B, nN)]."""
     _, T, D, N = problem.shape
     groups = PRODUCTS[problem.cell]
     k = sum(groups)
@@ -235,4 +234,5 @@ def _operands(problem, rows):
 
     U = [normal(N, n * N) for n in groups]
     d_steps = [normal(4, rows, n * N) for n in groups]
-    return [normal(rows * T, D), normal(D, k * N), normal(4, rows, N), U, normal(rows * T, k * N), d_steps]
+    at_once = normal(rows * T, D), normal(D, k * N), normal(rows * T, N)
+    return [*at_once, normal(4, rows, N), U, normal(rows * T, k * N), d_steps]

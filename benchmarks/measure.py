@@ -26,7 +26,7 @@ import keras_gated as kg
 from benchmarks.contenders import Problem, contenders
 
 TOLERANCE = 1e-4  # of the largest value of an array, float32
-PATIENCE = 240  # seconds until a contender that is still compiling is given up
+PATIENCE = 240  # seconds of processor time until a contender that is still compiling is given up
 
 
 def note(text):
@@ -71,6 +71,8 @@ def _prove(make, ours):
             contender = make()
             h, gradients = contender.infer(), contender.train()
     except Exception as failure:
+        if ours is None:
+            raise
         return None, {"reason": f"{type(failure).__name__}: {str(failure).splitlines()[0][:120]}"}
     if contender.trained is None:
         return (contender, None), {}
@@ -88,32 +90,44 @@ def _deviation(a, b):
 @contextlib.contextmanager
 def _limited(seconds):
     def stop(*_):
-        raise TimeoutError(f"not ready after {seconds} s")
+        raise TimeoutError(f"not ready after {seconds} s of processor time")
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def interleaved(calls, rounds, seconds):
     """{name: ms of a call, one per round}: all of them one after another in each round, from another first one."""
+    suspended = []  # a round in which the process was stopped for a while is run again
+    signal.signal(signal.SIGCONT, lambda *_: suspended.append(True))
     repeats = {name: max(1, round(seconds / _seconds_of(call))) for name, call in calls.items()}
     ms = {name: [] for name in calls}
-    names = list(calls)
-    for i in range(rounds):
-        turn = i % len(names)
-        for name in names[turn:] + names[:turn]:
-            time.sleep(0.005)  # threads of the library before go to sleep
-            if repeats[name] > 1:
-                calls[name]()  # and the caches fill
-            started = time.perf_counter()
-            for _ in range(repeats[name]):
-                calls[name]()
-            ms[name].append((time.perf_counter() - started) / repeats[name] * 1e3)
+    while len(next(iter(ms.values()))) < rounds:
+        suspended.clear()
+        times = {name: _ms_of(calls[name], repeats[name]) for name in _in_turn(calls, ms)}
+        for name in [] if suspended else calls:
+            ms[name].append(round(times[name], 4))
     return ms
+
+
+def _in_turn(calls, ms):
+    names = list(calls)
+    turn = len(ms[names[0]]) % len(names)
+    return names[turn:] + names[:turn]
+
+
+def _ms_of(call, repeats):
+    time.sleep(0.005)  # threads of the library before go to sleep
+    if repeats > 1:
+        call()  # and the caches fill
+    started = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - started) / repeats * 1e3
 
 
 def _seconds_of(call):
@@ -162,7 +176,10 @@ def masked_epoch(cell, shape, batches, rounds):
         losses[name], calls[name] = epoch(), epoch
     note("timing")
     ms = interleaved(calls, rounds, seconds=0)
-    return {name: {"ms": ms[name], "error": abs(losses[name] / losses["ours"] - 1)} for name in calls}
+    errors = {name: abs(loss / losses["ours"] - 1) for name, loss in losses.items()}
+    if max(errors.values()) > 10 * TOLERANCE:
+        raise ValueError(f"The losses differ: {losses}.")
+    return {name: {"ms": ms[name], "error": errors[name]} for name in calls}
 
 
 def lengths_epoch(cell, contender, shape, lengths, last_batch):

@@ -1,4 +1,4 @@
-"""Tables and a figure of what was measured."""
+"""Tables of what was measured, for the terminal and in Markdown."""
 
 import itertools
 import os
@@ -9,34 +9,37 @@ import time
 from importlib.metadata import version
 from typing import NamedTuple
 
-import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
 from rich import box
 from rich import table as rich_table
 
-MODES = {"train": "training step", "infer": "inference"}
-KERAS = ("keras", "keras, jit", "keras, unroll")
-TORCH = ("torch", "torch, oneDNN")
-PRODUCTS = ("products", "products, torch")
-COLORS = {"SimpleRNN": "#009e73", "LSTM": "#d55e00", "GRU": "#0072b2", "GRU after": "#56b4e9"}
+from benchmarks import comparison
+from benchmarks.comparison import KERAS, PRODUCTS, TORCH, against_fastest, geometric_mean, ms, of_part, ratio
+
 NONE = "–"
+EXPLAINED = (
+    "Ratios above 1: ours is faster. Keras: its fastest mode (default, jit_compile or unroll). torch: with oneDNN or "
+    "plain. products: the part of our time that the bare matrix products need. both in jit: Keras / ours, each inside "
+    "jit_compile=True. GRU after: reset gate after the product, the only GRU of PyTorch. "
+)
 
 
 class Table(NamedTuple):
     title: str
-    columns: tuple
-    rows: list
+    columns: tuple  # "\n" where the terminal breaks a line
+    groups: list  # of rows, of texts
     notes: str = ""
 
 
 def machine():
     """Where and with what it was measured."""
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    fields = dict(line.replace("\t", "").split(":", 1) for line in lines if ":" in line)
     packages = ("tensorflow", "keras", "torch", "numpy", "keras_gated")
     return {
         "name": platform.node(),
-        "processor": _processor(),
+        "processor": fields.get("model name", platform.machine()).strip(),
+        "family_model": f"{fields.get('cpu family', '').strip()}/{fields.get('model', '').strip()}",
+        "avx512": "avx512f" in fields.get("flags", "").split(),
         "cores": len(os.sched_getaffinity(0)),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -45,294 +48,192 @@ def machine():
     }
 
 
-def _processor():
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    flags = next((line for line in lines if line.startswith("flags")), "")
-    return f"{model}{', AVX-512' if 'avx512f' in flags else ''}"
-
-
-# Numbers.
-
-
-def ms(measured, name):
-    return statistics.median(measured[name]["ms"])
-
-
-def ratio(measured, name, ours="ours"):
-    """How many times faster ours is: the median of the ratios of all rounds, each of two neighbours in time."""
-    pairs = zip(measured[name]["ms"], measured[ours]["ms"], strict=True)
-    return statistics.median(a / b for a, b in pairs)
-
-
-def fastest(measured, names):
-    """The fastest of these contenders, or None if none was timed."""
-    timed = [name for name in names if "ms" in measured.get(name, {})]
-    return min(timed, key=lambda name: ms(measured, name), default=None)
-
-
-def compared(measured, names):
-    """(ratio to the fastest of them, its name), or (None, None)."""
-    name = fastest(measured, names)
-    return (None, None) if name is None or "ms" not in measured["ours"] else (ratio(measured, name), name)
-
-
-def in_jit(measured):
-    timed = all("ms" in measured.get(name, {}) for name in ("ours, jit", "keras, jit"))
-    return ratio(measured, "keras, jit", "ours, jit") if timed else None
-
-
-def geometric_mean(numbers):
-    numbers = [n for n in numbers if n is not None]
-    return statistics.geometric_mean(numbers) if numbers else None
-
-
-def _of(results, part):
-    return [r for r in results if r["part"] == part]
-
-
-def _shape(arguments):
-    return ",".join(map(str, arguments["shape"]))
-
-
-def _number(n, digits=3):
-    if n is None:
-        return NONE
-    return f"{n:.{max(0, digits - len(str(int(abs(n)))))}f}" if n >= 1 else f"{n:.2f}"
-
-
-def _kind(name):
-    """Which of Keras's modes, or whether oneDNN was on."""
-    return NONE if name is None else {"keras": "default", "torch": "plain"}.get(name, name.split(", ")[-1])
-
-
-# Tables.
-
-
 def tables(results):
-    made = [_grid(results, mode) for mode in MODES]
-    made += [_reasons(results), _masked(results), _lengths(results), _first(results), _memory(results)]
-    made += [_growth(results, axis) for axis in "TN"] + [_threads(results)]
-    return [table for table in made if table.rows]
+    made = [
+        _grid(results, "train", "Time of a training step"),
+        _grid(results, "infer", "Time of inference"),
+        _not_timed(results),
+        _masked(results),
+        _lengths(results),
+        _first(results),
+        _memory(results),
+        _growth(results, "T"),
+        _growth(results, "N"),
+        _threads(results),
+    ]
+    return [table for table in made if table.groups]
 
 
-def _grid(results, mode):
-    rows, means = [], []
-    cells = itertools.groupby(_by_cell(_of(results, "grid")), key=lambda r: r["arguments"]["cell"])
-    for cell, of_cell in cells:
-        ratios = []
+def _grid(results, mode, title):
+    groups, means, spreads = [], [], []
+    for cell, of_cell in _by_cell(of_part(results, "grid")):
+        rows, all_ratios = [], []
         for r in of_cell:
             measured = r["result"][mode]
-            keras, torch, products = (compared(measured, names) for names in (KERAS, TORCH, PRODUCTS))
-            jit = in_jit(measured)
-            ratios.append((keras[0], torch[0], products[0], jit))
-            numbers = f"{_number(keras[0])} {_kind(keras[1])}", _with_kind(torch), _percent(products[0]), _number(jit)
-            rows.append((cell, _shape(r["arguments"]), _number(ms(measured, "ours")), *numbers))
-        keras, torch, products, jit = map(geometric_mean, zip(*ratios, strict=True))
-        means.append((cell, "mean", "", _number(keras), _number(torch), _percent(products), _number(jit)))
+            best = [against_fastest(measured, names) for names in (KERAS, TORCH, PRODUCTS)]
+            ratios = [of_best for of_best, _ in best] + [ratio(measured, "keras, jit", "ours, jit")]
+            texts = [_with_kind(*best[0]), _with_kind(*best[1]), _percent(ratios[2]), _number(ratios[3])]
+            rows.append((cell if not rows else "", _shape(r), _number(ms(measured, "ours")), *texts))
+            all_ratios.append(ratios)
+            spreads.append(comparison.spread(measured))
+        keras, torch, products, jit = map(geometric_mean, zip(*all_ratios, strict=True))
+        means.append((cell, "geometric mean", "", _number(keras), _number(torch), _percent(products), _number(jit)))
+        groups.append(rows)
     columns = ("cell", "B,T,D,N", "ours,\nms", "Keras\n/ ours", "torch\n/ ours", "products\n/ ours", "both\nin jit")
-    return Table(
-        f"Time of a {MODES[mode]}" if mode == "train" else "Time of inference",
-        columns,
-        rows + means,
-        "How many times faster ours is than the fastest mode of keras.layers (default, jit_compile, unroll) and of "
-        "torch.nn (with oneDNN or plain); what part of our time the bare matrix products need; and ours against Keras, "
-        "both inside jit_compile=True. GRU after: reset gate after the product, the only form that PyTorch has.",
+    notes = EXPLAINED if mode == "train" else ""
+    if spreads:
+        notes += (
+            f"The middle half of our timings spread by {statistics.median(spreads):.0%}, {max(spreads):.0%} at most."
+        )
+    groups = [*groups, means] if len(spreads) > len(groups) else groups
+    return Table(title, columns, groups, notes)
+
+
+def _not_timed(results):
+    rows = []
+    for r in of_part(results, "grid"):
+        for name, outcome in next(iter(r["result"].values())).items():
+            if "reason" in outcome:
+                rows.append((r["arguments"]["cell"], _shape(r), name, outcome["reason"]))
+    return Table("Not timed", ("cell", "B,T,D,N", "contender", "reason"), [rows] if rows else [])
+
+
+def _masked(results):
+    rows = []
+    for r in of_part(results, "masked"):
+        ratios = [_number(ratio(r["result"], name)) for name in ("keras", "keras, jit")]
+        rows.append((r["arguments"]["cell"], _shape(r), _number(ms(r["result"], "ours")), *ratios))
+    columns = ("cell", "B,T,D,N", "ours,\nms", "Keras\n/ ours", "Keras in jit\n/ ours")
+    notes = "Random lengths from T/10 to T, padded to T; the loss of the first epoch is the same for all."
+    return Table("A masked epoch of model.fit", columns, [rows] if rows else [], notes)
+
+
+def _lengths(results):
+    groups = []
+    for cell, of_cell in _by_cell(of_part(results, "lengths")):
+        rows = []
+        for r in of_cell:
+            result, count = r["result"], r["result"]["compilations"]
+            texts = _number(result["first_s"]), _number(result["second_s"]), f"{result['loss']:.5f}"
+            rows.append((cell, r["arguments"]["contender"], *texts, NONE if count is None else str(count)))
+        groups.append(rows)
+    columns = ("cell", "layer", "first\nepoch, s", "second\nepoch, s", "loss", "compilations")
+    return Table("An epoch of 60 lengths from 20 to 200 and a short last batch", columns, groups, "In fresh processes.")
+
+
+def _first(results):
+    groups = []
+    for cell, of_cell in _by_cell(of_part(results, "first")):
+        seconds = {}
+        for r in of_cell:
+            seconds.setdefault(r["arguments"]["contender"], []).append(r["result"]["first_s"])
+        seconds = {name: statistics.median(s) for name, s in seconds.items()}
+        groups.append([(cell, name, _number(s), _number(s / seconds["ours"])) for name, s in seconds.items()])
+    columns = ("cell", "layer", "first step, s", "/ ours")
+    return Table("First training step: tracing and compiling", columns, groups, "Medians of fresh processes.")
+
+
+def _memory(results):
+    groups = []
+    for cell, of_cell in _by_cell(of_part(results, "memory")):
+        rows = []
+        for r in of_cell:
+            numbers = [_number(r["result"][key]) for key in ("with_first_MiB", "steady_MiB")]
+            rows.append((cell, r["arguments"]["contender"], _shape(r), *numbers))
+        groups.append(rows)
+    columns = ("cell", "layer", "B,T,D,N", "first step,\nMiB", "later steps,\nMiB")
+    return Table("Peak memory of a training step", columns, groups, "Beyond data and weights, in fresh processes.")
+
+
+def _growth(results, axis):
+    curves = {name: comparison.growth(results, axis, names) for name, names in comparison.GROWING.items()}
+    sizes = sorted({size for of_cell in curves["ours"].values() for size, _ in of_cell})
+    groups = []
+    for cell in curves["ours"]:
+        rows = []
+        for name, of_name in curves.items():
+            points = dict(of_name.get(cell, []))
+            scale = {size: 1e3 / size if axis == "T" else 1 for size in points}
+            rows.append((cell, name, *(_number(points[s] * scale[s]) if s in points else NONE for s in sizes)))
+        groups.append(rows)
+    what = (
+        "µs for each of T time steps (B, D, N = 16, 8, 32)" if axis == "T" else "ms for N units (B, T, D = 16, 50, 32)"
     )
+    return Table(f"Training step: {what}", ("cell", "layer", *map(str, sizes)), groups)
+
+
+def _threads(results):
+    groups = []
+    for cell, of_cell in _by_cell(of_part(results, "threads")):
+        rows = []
+        for r in of_cell:
+            measured = r["result"]["train"]
+            best = [_with_kind(*against_fastest(measured, names)) for names in (KERAS, TORCH)]
+            one_lane = _number(ratio(measured, "ours, jit"))
+            rows.append((cell, r["setting"] or "all cores", _number(ms(measured, "ours")), one_lane, *best))
+        groups.append(rows)
+    columns = ("cell", "threads", "ours,\nms", "one lane\n/ ours", "Keras\n/ ours", "torch\n/ ours")
+    notes = "One lane: ours inside jit_compile=True. tf.config.threading: both pools set to 1."
+    return Table("Training step on one thread", columns, groups, notes)
 
 
 def _by_cell(results):
-    order = list(COLORS)
-    return sorted(results, key=lambda r: order.index(r["arguments"]["cell"]))
+    return [(cell, list(rs)) for cell, rs in itertools.groupby(results, key=lambda r: r["arguments"]["cell"])]
 
 
-def _with_kind(pair):
-    return NONE if pair[0] is None else f"{_number(pair[0])} {_kind(pair[1])}"
+def _shape(r):
+    return ",".join(map(str, r["arguments"]["shape"]))
+
+
+def _number(n):
+    """Three digits, but no more than two behind the point."""
+    if n is None:
+        return NONE
+    return f"{n:.{2 if n < 9.995 else 1 if n < 99.95 else 0}f}"
 
 
 def _percent(share):
     return NONE if share is None else f"{share:.0%}"
 
 
-def _reasons(results):
-    rows = []
-    for r in _of(results, "grid"):
-        mode = next(iter(r["result"].values()))
-        rows += [
-            (r["arguments"]["cell"], _shape(r["arguments"]), n, m["reason"]) for n, m in mode.items() if "reason" in m
-        ]
-    return Table("Not timed", ("cell", "B,T,D,N", "contender", "reason"), rows)
+def _with_kind(number, name):
+    """With the mode that was the fastest."""
+    if number is None:
+        return NONE
+    kind = {"keras": "default", "torch": "plain"}.get(name, name.split(", ")[-1])
+    return f"{_number(number)} {kind}"
 
 
-def _masked(results):
-    rows = []
-    for r in _of(results, "masked"):
-        measured, arguments = r["result"], r["arguments"]
-        ratios = [_number(ratio(measured, name)) for name in ("keras", "keras, jit")]
-        rows.append((arguments["cell"], _shape(arguments), _number(ms(measured, "ours")), *ratios))
-    return Table(
-        "A masked epoch of model.fit",
-        ("cell", "B,T,D,N", "ours, ms", "Keras / ours", "Keras in jit / ours"),
-        rows,
-        "Random lengths from T/10 to T, padded and masked.",
-    )
-
-
-def _lengths(results):
-    rows = []
-    for cell, of_cell in itertools.groupby(_by_cell(_of(results, "lengths")), key=lambda r: r["arguments"]["cell"]):
-        by = {r["arguments"]["contender"]: r["result"] for r in of_cell}
-        for name, result in by.items():
-            count = result["compilations"]
-            rows.append(
-                (
-                    cell,
-                    name,
-                    _number(result["first_s"]),
-                    _number(result["second_s"]),
-                    NONE if count is None else str(count),
-                )
-            )
-    columns = ("cell", "layer", "first epoch, s", "second epoch, s", "compilations")
-    return Table("An epoch with 60 lengths from 20 to 200, and a short last batch", columns, rows)
-
-
-def _first(results):
-    rows, key = [], lambda r: (r["arguments"]["cell"], r["arguments"]["contender"])
-    for cell in COLORS:
-        of_cell = [r for r in _of(results, "first") if r["arguments"]["cell"] == cell]
-        names = dict.fromkeys(r["arguments"]["contender"] for r in of_cell)
-        seconds = {n: statistics.median(r["result"]["first_s"] for r in of_cell if key(r)[1] == n) for n in names}
-        rows += [(cell, name, _number(s), _number(s / seconds["ours"])) for name, s in seconds.items()]
-    columns = ("cell", "layer", "first training step, s", "/ ours")
-    return Table("First call: tracing and compiling", columns, rows, "Median of fresh processes.")
-
-
-def _memory(results):
-    rows = []
-    for r in _by_cell(_of(results, "memory")):
-        arguments, result = r["arguments"], r["result"]
-        numbers = _number(result["with_first_MiB"], 4), _number(result["steady_MiB"], 4)
-        rows.append((arguments["cell"], arguments["contender"], _shape(arguments), *numbers))
-    columns = ("cell", "layer", "B,T,D,N", "with the first call, MiB", "later steps, MiB")
-    return Table("Peak memory of a training step, beyond data and weights", columns, rows)
-
-
-def growth(results, axis, names):
-    """{cell: [(T or N, ms of the fastest of these)]}"""
-    place, fixed = {"T": (1, 3), "N": (3, 1)}[axis]
-    curves = {}
-    for r in _by_cell(_of(results, "growth")):
-        shape, measured = r["arguments"]["shape"], r["result"]["train"]
-        name = fastest(measured, names)
-        if shape[fixed] == {"T": 32, "N": 50}[axis] and name:
-            curves.setdefault(r["arguments"]["cell"], []).append((shape[place], ms(measured, name)))
-    return {cell: sorted(points) for cell, points in curves.items()}
-
-
-def _growth(results, axis):
-    rows = []
-    all_curves = {name: growth(results, axis, names) for name, names in GROWING.items()}
-    for cell in all_curves["ours"]:
-        for name, curves in all_curves.items():
-            points = curves.get(cell, [])
-            rows += [
-                (
-                    cell,
-                    name,
-                    *(_number(m / (size if axis == "T" else 1) * (1e3 if axis == "T" else 1)) for size, m in points),
-                )
-            ]
-    sizes = sorted({size for curve in all_curves["ours"].values() for size, _ in curve})
-    unit = "µs per time step" if axis == "T" else "ms"
-    columns = ("cell", "layer", *(f"{axis} = {size}" for size in sizes))
-    where = "B = 16, D = 8, N = 32" if axis == "T" else "B = 16, T = 50, D = 32"
-    return Table(f"Training step against {axis}, {unit} ({where})", columns, rows)
-
-
-GROWING = {"ours": ("ours",), "keras": KERAS, "torch": TORCH}
-
-
-def _threads(results):
-    rows = []
-    for r in _by_cell(_of(results, "threads")):
-        measured = r["result"]["train"]
-        keras = compared(measured, KERAS)
-        one_lane = _number(ratio(measured, "ours, jit")) if "ms" in measured["ours, jit"] else NONE
-        numbers = _number(ms(measured, "ours")), one_lane, _with_kind(keras), _with_kind(compared(measured, TORCH))
-        rows.append((r["arguments"]["cell"], r["setting"], _shape(r["arguments"]), *numbers))
-    columns = ("cell", "threads", "B,T,D,N", "ours, ms", "one lane / ours", "Keras / ours", "torch / ours")
-    return Table("Training step on one thread", columns, rows, "One lane: ours inside jit_compile=True.")
+def _is_numeric(table, i):
+    cells = [row[i] for rows in table.groups for row in rows]
+    return table.columns[i] != "B,T,D,N" and all(cell[:1].isdigit() or cell in ("", NONE) for cell in cells)
 
 
 def markdown(of_machine, made):
+    processor = f"{of_machine['processor']}{' with AVX-512' if of_machine['avx512'] else ''}"
+    versions = ", ".join(f"{package} {of_machine[package]}" for package in ("tensorflow", "keras", "torch", "python"))
     lines = [
         "# How fast the layers are",
         "",
-        f"{of_machine['date']}, {of_machine['processor']}, {of_machine['cores']} cores, "
-        + ", ".join(f"{p} {of_machine[p]}" for p in ("tensorflow", "keras", "torch", "python"))
-        + ". Medians; every contender computed the same outputs and gradients (float32, 1e-4).",
+        f"{of_machine['date']}, {processor}, {of_machine['cores']} cores, {versions}. Medians of runs in turns; every "
+        "contender computed the same outputs and gradients (float32, 1e-4).",
     ]
     for table in made:
-        aligned = [":---" if not _numeric(table, i) else "---:" for i in range(len(table.columns))]
         columns = [column.replace("\n", " ") for column in table.columns]
+        aligned = ["---:" if _is_numeric(table, i) else "---" for i in range(len(columns))]
+        rows = [columns, aligned, *itertools.chain(*table.groups)]
         lines += ["", f"## {table.title}", "", *([table.notes, ""] if table.notes else [])]
-        lines += [f"| {' | '.join(row)} |" for row in (columns, aligned, *table.rows)]
+        lines += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
 def on_terminal(table):
     shown = rich_table.Table(title=table.title, caption=table.notes or None, box=box.SIMPLE_HEAD, collapse_padding=True)
     for i, column in enumerate(table.columns):
-        shown.add_column(column, justify="right" if _numeric(table, i) else "left", no_wrap=True)
-    for row in table.rows:
-        shown.add_row(*row)
+        shown.add_column(column, justify="right" if _is_numeric(table, i) else "left", no_wrap=column != "reason")
+    for rows in table.groups:
+        for row in rows:
+            shown.add_row(*row)
+        if len(rows) > 1:
+            shown.add_section()
     return shown
-
-
-def _numeric(table, i):
-    return all(row[i][:1].isdigit() or row[i] in ("", NONE) for row in table.rows) and "B,T" not in table.columns[i]
-
-
-# The figure.
-
-
-def draw(results, path):
-    figure = plt.figure(figsize=(15, 13), layout="constrained")
-    panels = figure.subplot_mosaic([["train", "infer"], ["T", "N"]], height_ratios=[2, 1])
-    for mode in MODES:
-        _draw_ratios(panels[mode], _by_cell(_of(results, "grid")), mode)
-    for axis in "TN":
-        _draw_growth(panels[axis], results, axis)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _draw_ratios(axes, of_grid, mode):
-    labels = []
-    for y, r in enumerate(of_grid):
-        measured, cell = r["result"][mode], r["arguments"]["cell"]
-        for names, marker, filled in ((KERAS, "o", True), (TORCH, "^", False)):
-            value, _ = compared(measured, names)
-            if value is not None:
-                color = COLORS[cell]
-                axes.plot(value, y, marker, color=color, markerfacecolor=color if filled else "none", markersize=8)
-        labels.append(f"{cell}  {_shape(r['arguments'])}")
-    axes.axvline(1, color="0.3", linewidth=1)
-    axes.set(xscale="log", xlabel="times faster than the other (right of 1: ours is faster)", title=MODES[mode])
-    axes.set_yticks(range(len(labels)), labels if mode == "train" else [""] * len(labels))
-    axes.invert_yaxis()
-    axes.grid(axis="both", color="0.9")
-    axes.plot([], [], "o", color="0.3", label="fastest mode of keras.layers")
-    axes.plot([], [], "^", color="0.3", markerfacecolor="none", label="torch.nn")
-    axes.legend(loc="best")
-
-
-def _draw_growth(axes, results, axis):
-    for (name, names), style in zip(GROWING.items(), ("o-", "s--", "^:"), strict=True):
-        for cell, points in growth(results, axis, names).items():
-            axes.plot(*zip(*points, strict=True), style, color=COLORS[cell], label=f"{cell}, {name}", markersize=4)
-    axes.set(xscale="log", yscale="log", ylabel="training step, ms")
-    axes.set_xlabel("time steps T (B = 16, D = 8, N = 32)" if axis == "T" else "units N (B = 16, T = 50, D = 32)")
-    axes.grid(color="0.9")
-    axes.legend(fontsize=8, ncols=2)
