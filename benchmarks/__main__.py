@@ -1,45 +1,19 @@
 """How fast the layers are, against keras.layers, torch.nn and the bare matrix products.
 
-Writes benchmark.md, benchmark.json and benchmark.png.  Each measurement has a process of its own, in which all that is
-compared runs in turns; every contender first proves that it computes the same numbers.
+Writes benchmark.md, benchmark.json and benchmark.png.  TensorFlow and PyTorch have a process each, and all that is
+compared runs in turns, one at a time; every contender first proves that it computes the same numbers.
 """
 
 import argparse
 import json
-import os
 import pathlib
-import subprocess
-import sys
-import tempfile
 import time
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from benchmarks import figure, plan, report
-
-
-def run(entries, noted):
-    """Runs one process, and adds to each entry its "result", or as "failed" why there is none."""
-    prefix, variables = plan.SETTINGS[entries[0]["setting"]]
-    environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1", **variables}
-    calls = json.dumps([[e["name"], e["arguments"]] for e in entries])
-    command = [*prefix, sys.executable, "-m", "benchmarks.measure", calls]
-    waiting = list(entries)
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, env=environment, text=True)
-        with process:
-            for line in process.stdout:
-                message = json.loads(line)
-                if "note" in message:
-                    noted(waiting[0], message["note"])
-                else:
-                    waiting.pop(0)["result"] = message["result"]
-        said.seek(0)
-        lines = said.read().splitlines()
-    for e in waiting:
-        e["failed"] = lines[-1] if lines else f"exit status {process.returncode}"
+from benchmarks import conductor, figure, plan, report
 
 
 def run_all(processes, console, save):
@@ -53,7 +27,7 @@ def run_all(processes, console, save):
         task = progress.add_task("", total=sum(map(len, processes)))
         for entries in processes:
             progress.update(task, description=plan.title(entries[0]))
-            run(entries, lambda e, note: progress.update(task, description=f"{plan.title(e)}: {note}"))
+            conductor.run(entries, lambda e, note: progress.update(task, description=f"{plan.title(e)}: {note}"))
             progress.advance(task, len(entries))
             save([e for e in entries if "result" in e])
             for e in entries:
@@ -90,7 +64,7 @@ def main():
     results = json.loads(path.read_text())["results"] if arguments.add and path.exists() else []
     if arguments.quick:
         shapes = arguments.shapes or plan.QUICK_SHAPES
-        processes = plan.one_process(arguments.cells, shapes, arguments.rounds, seconds=0.01)
+        processes = plan.one_process(arguments.cells, shapes, arguments.rounds, seconds=0.02)
     else:
         shapes = arguments.shapes or plan.SHAPES
         processes = plan.processes(arguments.parts, arguments.cells, shapes, arguments.rounds, seconds=0.03)

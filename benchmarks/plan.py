@@ -11,6 +11,7 @@ SHAPES = (  # (B, T, D, N)
 )
 QUICK_SHAPES = ((32, 20, 32, 64),)
 PARTS = ("grid", "masked", "lengths", "first", "memory", "growth", "threads")
+MODES = ("train", "infer")
 MASKED = (64, 100, 32, 64)
 LENGTHS = [round(20 + 180 * i / 59) for i in range(60)]
 GROWING_T = [(16, T, 8, 32) for T in (100, 300, 1000, 3000, 10000)]
@@ -24,7 +25,7 @@ SETTINGS = {  # what stands before the command, and environment variables
 
 
 def entry(part, name, setting="", repeat=0, **arguments):
-    """One call of a measurement of measure.py."""
+    """One measurement, by its name in worker.py."""
     return {"part": part, "setting": setting, "repeat": repeat, "name": name, "arguments": arguments}
 
 
@@ -41,7 +42,7 @@ def title(e):
 def processes(parts, cells, shapes, rounds, seconds):
     """Lists of entries, one list for each process."""
     timing = {"rounds": rounds, "seconds": seconds}
-    planned = [entry("grid", "steps", cell=c, shape=s, **timing) for c in cells for s in shapes]
+    planned = [entry("grid", "steps", cell=c, shape=s, modes=MODES, **timing) for c in cells for s in shapes]
     for cell in cells:
         if cell != "GRU after":
             planned += _of_cell(cell, shapes, timing)
@@ -50,7 +51,11 @@ def processes(parts, cells, shapes, rounds, seconds):
 
 def one_process(cells, shapes, rounds, seconds):
     """The same for a look: the grid of these shapes and a masked epoch."""
-    grid = [entry("grid", "steps", cell=c, shape=s, rounds=rounds, seconds=seconds) for c in cells for s in shapes]
+    grid = [
+        entry("grid", "steps", cell=c, shape=s, modes=MODES, rounds=rounds, seconds=seconds)
+        for c in cells
+        for s in shapes
+    ]
     return [grid + [entry("masked", "masked_epoch", cell=cells[-1], shape=shapes[0], batches=4, rounds=rounds)]]
 
 
