@@ -27,6 +27,8 @@ def draw(results, path):
             _draw_growth(axes, results, name)
         else:
             _draw_ratios(axes, of_part(results, "grid"), name)
+    if "train" in panels:
+        figure.legend(handles=_rivals(), loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -54,11 +56,13 @@ def _draw_ratios(axes, of_grid, mode):
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
-    marks = [
+
+
+def _rivals():
+    return [
         Line2D([], [], linestyle="", marker=marker, color="0.3", markerfacecolor=_filled(marker, "0.3"), label=name)
         for name, (_, marker) in RIVALS.items()
     ]
-    axes.legend(handles=marks, loc="lower right")
 
 
 def _filled(marker, color):
@@ -74,8 +78,10 @@ def _draw_growth(axes, results, axis):
     axes.set_xlabel("T   (B, D, N = 16, 8, 32)" if axis == "T" else "N   (B, T, D = 16, 50, 32)")
     _plain_numbers(axes.yaxis)
     _plain_numbers(axes.xaxis)
-    axes.grid(color="0.92")
     cells = growth(results, axis, GROWING["ours"])
+    sizes = sorted({size for points in cells.values() for size, _ in points})
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.grid(color="0.92")
     lines = [Line2D([], [], color=COLORS[cell], label=cell) for cell in cells]
     lines += [Line2D([], [], linestyle=style[1:], marker=style[0], color="0.3", label=n) for n, style in STYLES.items()]
     axes.legend(handles=lines, ncols=2, loc="upper left")
