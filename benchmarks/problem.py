@@ -54,22 +54,22 @@ class Problem:
         return layer
 
 
-def products(problem, batch, seed=1):
-    """Operands of the bare matrix products: x (B T, D), W (D, kN), h (B T, N) and four rows of it (4, B, N),
-    U [(N, nN)], da (B T, kN) and four rows of it [(4, B, nN)], n gates in each product.
+def products(problem, batch):
+    """Operands of the bare matrix products: x (B T, D), W (D, kN), h (B T, N), U [(N, nN)], da (B T, kN), and da of one
+    step [(B, nN)], n gates in each product.
 
     What is needed: x W for all times at once and T products h U; in training also T products da Uᵀ, and at once
-    xᵀ da, h₋ᵀ da and da Wᵀ.  The four rows take turns, so that they stay in the cache and nothing can be done once
-    for all steps.
+    xᵀ da, h₋ᵀ da and da Wᵀ.  The first N columns of h U are the next h, and da Uᵀ those of the next da: a step waits
+    for the one before, as in a layer, and the orthogonal blocks of U keep the numbers in range.
     """
     _, T, D, N = problem.shape
     groups = PRODUCTS[problem.cell]
-    k = sum(groups)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
 
     def normal(*shape):
-        return rng.normal(size=shape, scale=0.1).astype("float32")
+        return rng.normal(size=shape).astype("float32")
 
-    at_once = normal(batch * T, D), normal(D, k * N), normal(batch * T, N)
-    U, d_rows = [normal(N, n * N) for n in groups], [normal(4, batch, n * N) for n in groups]
-    return [*at_once, normal(4, batch, N), U, normal(batch * T, k * N), d_rows]
+    W, U, *_ = problem.layer.get_weights()
+    U = np.split(U, np.cumsum(groups)[:-1] * N, axis=1)
+    x, h, da = normal(batch * T, D), normal(batch * T, N), normal(batch * T, W.shape[1])
+    return [x, W, h, U, da, [normal(batch, n * N) for n in groups]]

@@ -69,34 +69,29 @@ def of_products(problem):
 
     def run(training):
         lane = tf.function(_products_of_a_lane(problem.shape[1], training), jit_compile=True, autograph=False)
-        return tf.function(lambda operands: [lane(*of_lane) for of_lane in operands], autograph=False)
+        return tf.function(lambda: [lane(*of_lane) for of_lane in operands], autograph=False)
 
-    infer, train = run(training=False), run(training=True)
-    return Contender(lambda: infer(operands), lambda: train(operands))
+    return Contender(run(training=False), run(training=True))
 
 
 def _products_of_a_lane(T, training):
-    def row(a, t):
-        return tf.reshape(tf.slice(a, [t % 4, 0, 0], [1, *a.shape[1:]]), a.shape[1:])
+    def loop(step, *carried):
+        return tf.while_loop(lambda t, *_: t < T, lambda t, *carried: (t + 1, *step(*carried)), (0, *carried))[1:]
 
-    def loop(step, columns, batch):
-        zeros = [tf.zeros((batch, n)) for n in columns]
-        return tf.while_loop(lambda t, *_: t < T, lambda t, sums: (t + 1, step(t, sums)), (0, zeros))[1]
+    def lane(x, W, h, U, da, da_step):
+        def step(products):
+            return ([tf.matmul(products[0][:, :units], u) for u in U],)
 
-    def lane(x, W, h, h_rows, U, da, d_rows):
-        def step(t, sums):
-            h_t = row(h_rows, t)
-            return [s + tf.matmul(h_t, u) for s, u in zip(sums, U, strict=True)]
+        def step_back(das, dhs):
+            das = [tf.concat([dh, d[:, units:]], axis=1) for d, dh in zip(das, dhs, strict=True)]
+            return das, [tf.matmul(d, u) for d, u in zip(das, U_T, strict=True)]
 
-        def step_back(t, sums):
-            return [s + tf.matmul(row(d, t), u) for s, d, u in zip(sums, d_rows, U_T, strict=True)]
-
-        batch, units = h_rows.shape[1:]
-        results = [tf.matmul(x, W), loop(step, [u.shape[1] for u in U], batch)]
+        units = h.shape[1]
+        results = [tf.matmul(x, W), loop(step, da_step)]
         if training:
             U_T = [tf.transpose(u) for u in U]
             results += [
-                loop(step_back, [units for _ in U], batch),
+                loop(step_back, da_step, [d[:, :units] for d in da_step])[1],
                 tf.matmul(x, da, transpose_a=True),
                 tf.matmul(h, da, transpose_a=True),
                 tf.matmul(da, W, transpose_b=True),

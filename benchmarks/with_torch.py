@@ -47,24 +47,25 @@ def of_module(problem, onednn):
 
 def of_products(problem):
     """Each product on all cores."""
-    B, T, _, _ = problem.shape
-    x, W, h, h_rows, U, da, d_rows = (_tensors(a) for a in products(problem, B))
+    _, T, _, N = problem.shape
+    x, W, h, U, da, da_step = (_tensors(a) for a in products(problem, problem.shape[0]))
     U_T = [u.T.contiguous() for u in U]
-    out, out_back = [d[0].clone() for d in d_rows], h_rows[0].clone()
+    out = [d.clone() for d in da_step]
+    h_prev = out[0][:, :N]
 
     @torch.inference_mode()
     def infer():
-        for t in range(T):
+        for _ in range(T):
             for u, result in zip(U, out, strict=True):
-                torch.mm(h_rows[t % 4], u, out=result)
+                result[:] = h_prev @ u
         return x @ W
 
     @torch.inference_mode()
     def train():
         infer()
-        for t in range(T):
-            for d, u in zip(d_rows, U_T, strict=True):
-                torch.mm(d[t % 4], u, out=out_back)
+        for _ in range(T):
+            for d, u in zip(da_step, U_T, strict=True):
+                d[:, :N] = d @ u
         return x.T @ da, h.T @ da, da @ W.T
 
     return Contender(infer, train)
