@@ -1,0 +1,204 @@
+"""A process that holds the contenders of one library: `python -m benchmarks.worker tensorflow|torch`.
+
+Two thread pools in one process disturb each other, so each library has its own.  Commands come as lines of JSON on
+stdin, [name, {arguments}]; answers go to stdout, {"result": ...}, after any number of {"note": ...} on the way.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import pathlib
+import resource
+import signal
+import sys
+import time
+import warnings
+
+import numpy as np
+
+from benchmarks.problem import Problem
+
+TOLERANCE = 1e-4  # of the largest value of an array, float32
+PATIENCE = 240  # seconds of processor time until a contender that is still compiling is given up
+LIBRARY = sys.argv[1]
+calls = {}  # (mode, contender): what is timed
+repeats = {}  # as many calls as fill one timing
+suspended = []  # filled when the process was stopped for a while
+
+
+def note(text):
+    print(json.dumps({"note": text}), flush=True)
+
+
+def steps(cell, shape, reference, only=None):
+    """Prepares the contenders: each is run once, and its numbers are compared with ours, which are kept in a file.
+
+    Returns:
+        {contender: {"error": largest deviation from ours} or {"reason": why it is not timed}}
+    """
+    calls.clear()
+    repeats.clear()
+    outcomes, problem = {}, Problem(cell, shape)
+    for name, make in _contenders(problem).items():
+        if only is None or name in only:
+            note(f"{name}: first call")
+            try:
+                with _limited(PATIENCE):
+                    contender = make()
+                    h, gradients = contender.infer(), contender.train()
+            except Exception as failure:
+                if name == "ours":
+                    raise
+                outcomes[name] = {"reason": f"{type(failure).__name__}: {str(failure).splitlines()[0][:120]}"}
+                continue
+            outcomes[name] = {}
+            if contender.arrays is not None:
+                outcomes[name] = _compared(name, contender.arrays(h, gradients), reference)
+            if "reason" not in outcomes[name]:
+                calls[name, "train"], calls[name, "infer"] = contender.train, contender.infer
+    return outcomes
+
+
+def _contenders(problem):
+    if LIBRARY == "torch":
+        from benchmarks.with_torch import contenders
+    else:
+        from benchmarks.with_tensorflow import contenders
+    return contenders(problem)
+
+
+@contextlib.contextmanager
+def _limited(seconds):
+    def stop(*_):
+        raise TimeoutError(f"not ready after {seconds} s of processor time")
+
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _compared(name, arrays, reference):
+    if name == "ours":
+        np.savez(reference, *arrays)
+    with np.load(reference) as ours:
+        error = max(_deviation(a, ours[key]) for key, a in zip(ours.files, arrays, strict=True))
+    return {"error": error} if error <= TOLERANCE else {"reason": f"other numbers: relative deviation {error:.1e}"}
+
+
+def _deviation(a, b):
+    return float(np.abs(a - b).max() / np.abs(b).max()) if np.isfinite(a).all() else float("inf")
+
+
+def masked_epoch(cell, shape, batches):
+    """Prepares the contenders: each has its first epoch, whose losses are compared.  Returns as `steps`."""
+    from benchmarks.with_tensorflow import masked_epochs
+
+    calls.clear()
+    repeats.clear()
+    losses = {}
+    for name, epoch in masked_epochs(cell, shape, batches).items():
+        note(f"{name}: first epoch")
+        losses[name], calls[name, "epoch"] = epoch(), epoch
+    errors = {name: abs(loss / losses["ours"] - 1) for name, loss in losses.items()}
+    if max(errors.values()) > 10 * TOLERANCE:
+        raise ValueError(f"the losses differ: {losses}")
+    return {name: {"error": error} for name, error in errors.items()}
+
+
+def timing(name, mode, seconds):
+    """ms of one call, in a row of calls that lasts as long, or None where the process was suspended meanwhile."""
+    call = calls[name, mode]
+    if (name, mode) not in repeats:
+        repeats[name, mode] = max(1, round(seconds / _seconds_of(call)))
+    suspended.clear()
+    time.sleep(0.005)  # the threads of the contender before go to sleep
+    if repeats[name, mode] > 1:
+        call()  # and ours wake up
+    started = time.perf_counter()
+    for _ in range(repeats[name, mode]):
+        call()
+    ms = (time.perf_counter() - started) / repeats[name, mode] * 1e3
+    return None if suspended else round(ms, 4)
+
+
+def _seconds_of(call):
+    call()
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+# For a fresh process each.
+
+
+def lengths_epoch(cell, contender, shape, lengths, last_batch):
+    """Seconds of the first two epochs of model.fit over batches of many lengths, compilation included."""
+    import keras_gated as kg
+    from benchmarks.with_tensorflow import batches_of_many_lengths, layers, model
+
+    data = batches_of_many_lengths(shape, lengths, last_batch)
+    layer, jit = layers(cell, shape[2], shape[3])[contender]
+    made, seconds = model(layer, shape[2], masked=False, jit=jit), []
+    for _ in range(2):
+        started = time.perf_counter()
+        loss = made.fit(data, verbose=0).history["loss"][0]
+        seconds.append(time.perf_counter() - started)
+    count = kg.compilations() if contender == "ours" and "compilations" in kg.__all__ else None
+    return {"first_s": seconds[0], "second_s": seconds[1], "loss": loss, "compilations": count}
+
+
+def first_call(cell, contender, shape):
+    """Seconds of the first training step, tracing and compiling included, and ms of a later one."""
+    made = _contenders(Problem(cell, shape))[contender]()
+    started = time.perf_counter()
+    made.train()
+    first = time.perf_counter() - started
+    return {"first_s": first, "later_ms": _seconds_of(made.train) * 1e3}
+
+
+def memory(cell, contender, shape):
+    """MiB that training steps need at most beyond data and weights: with the first call, and from then on."""
+    made = _contenders(Problem(cell, shape))[contender]()
+    gc.collect()
+    before = _resident("VmRSS")
+    made.train()
+    with_first = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    for _ in range(3):
+        made.train()
+    return {"with_first_MiB": with_first, "steady_MiB": _resident("VmHWM") - before}
+
+
+def _resident(name):
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.split(f"{name}:")[1].split()[0]) / 1024
+
+
+def _set_threads():
+    if LIBRARY == "torch":
+        import torch
+
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
+        warnings.filterwarnings("ignore", message="TF32 acceleration")  # said each time oneDNN is switched
+    elif "TF_THREADS" in os.environ:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(int(os.environ["TF_THREADS"]))
+        tf.config.threading.set_inter_op_parallelism_threads(int(os.environ["TF_THREADS"]))
+
+
+def main():
+    _set_threads()
+    signal.signal(signal.SIGCONT, lambda *_: suspended.append(True))
+    commands = {f.__name__: f for f in (steps, masked_epoch, timing, lengths_epoch, first_call, memory)}
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        print(json.dumps({"result": commands[name](**arguments)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
