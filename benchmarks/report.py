@@ -113,11 +113,11 @@ def _lengths(results):
     for cell, of_cell in _by_cell(of_part(results, "lengths")):
         rows = []
         for r in of_cell:
-            result, count = r["result"], r["result"]["compilations"]
+            result, count = r["result"], r["result"]["programs"]
             texts = _number(result["first_s"]), _number(result["second_s"]), f"{result['loss']:.5f}"
             rows.append((cell, r["arguments"]["contender"], *texts, NONE if count is None else str(count)))
         groups.append(rows)
-    columns = ("cell", "layer", "first\nepoch, s", "second\nepoch, s", "loss", "compilations")
+    columns = ("cell", "layer", "first\nepoch, s", "second\nepoch, s", "loss", "programs\nmade")
     return Table("An epoch of 60 lengths from 20 to 200 and a short last batch", columns, groups, "In fresh processes.")
 
 

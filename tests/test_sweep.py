@@ -113,6 +113,19 @@ def test_spans_of_time_change_nothing(cell, rng, choose, sequences):
         assert_close(*results, 1e-10)
 
 
+@pytest.mark.parametrize(
+    ("cores", "threads", "size", "lanes"),
+    [(2, 0, 32, 2), (2, 0, 31, 2), (2, 0, 7, 1), (1, 0, 32, 1), (8, 1, 32, 1)],
+    ids=["even", "odd", "small", "one core", "one thread"],
+)
+def test_as_many_lanes_as_can_run(monkeypatch, cores, threads, size, lanes):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: threads)
+    x = tf.zeros((size, 2, D))
+    cut = [lane.cut(x).shape[0] for lane in sweep._lanes(x)]
+    assert len(cut) == lanes and len(set(cut)) == 1
+
+
 LENGTHS = """
 import sys, numpy as np, tensorflow as tf, keras_gated as kg
 from keras_gated import sweep
