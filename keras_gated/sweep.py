@@ -387,8 +387,8 @@ class _Program:
         return tf.ensure_shape(tf.slice(a, [t, 0, 0], [1, self.B, self.N])[0], (None, self.N))
 
     def times(self, a, start):
-        """A chunk of a (T, B, N), its rows under one another."""
-        return _flat(tf.slice(a, [start, 0, 0], [self.length, self.B, self.N]))
+        """A chunk of a (T, B, N): (length, B, N)."""
+        return tf.slice(a, [start, 0, 0], [self.length, self.B, self.N])
 
 
 def _write(a, start, rows):
@@ -440,34 +440,34 @@ def _forward(options, x, states, weights, masks, length):
     states = program.cast(list(states))
     all_states = [_write_time(program.zeros(program.T + 1, program.B, program.N), 0, s) for s in states] if save else []
     all_gates = [program.zeros(program.T, program.B, program.N) for _ in equations.saved] if save else []
-    all_h = [program.zeros(program.B, program.T, program.N)] if options.sequences and not save else []
+    outputs = [program.zeros(program.B, program.T, program.N)] if options.sequences else []
 
-    def chunk(i, *carried):
+    def chunk(i, states, all_states, all_gates, outputs):
         start, first, end = program.chunk(i)
         valid = program.read_valid(start)
-        *carried, whole = carried
-        carried.append([program.read(a, start) for a in whole])
         p = program.chunked(tf.matmul(program.read_x(start), program.W))
+        shown = [] if save else [program.read(a, start) for a in outputs]
 
-        def step(j, states, all_states, all_gates, all_h):
+        def step(j, states, all_states, all_gates, shown):
             t = start + j
             p_j = [program.row(p, j, gate) + b for gate, b in enumerate(tf.split(program.b, program.k))]
             new, gates = equations.step(p_j, states, *U)
             states = _where(None if valid is None else valid[:, j], new, states)
             all_states = [_write_time(a, t + 1, s) for a, s in zip(all_states, states, strict=False)]
             all_gates = [_write_time(a, t, g) for a, g in zip(all_gates, gates, strict=False)]
-            all_h = [_write(a, j, states[0][:, None]) for a in all_h]
-            return j + 1, states, all_states, all_gates, all_h
+            shown = [_write(a, j, states[0][:, None]) for a in shown]
+            return j + 1, states, all_states, all_gates, shown
 
-        *carried, parts = _loop(lambda j, *_: j < end, step, (first, *carried))
-        return i + 1, *carried, [_write(a, start, part) for a, part in zip(whole, parts, strict=True)]
+        steps = (first, states, all_states, all_gates, shown)
+        states, all_states, all_gates, shown = _loop(lambda j, *_: j < end, step, steps)
+        if save:
+            shown = [tf.transpose(program.times(all_states[0], start + 1), (1, 0, 2))]
+        outputs = [_write(a, start, rows) for a, rows in zip(outputs, shown, strict=False)]
+        return i + 1, states, all_states, all_gates, outputs
 
-    carried = _loop(lambda i, *_: i < program.chunks, chunk, (tf.constant(0), states, all_states, all_gates, all_h))
-    states, all_states, all_gates, all_h = carried
-    results = [tf.cast(s, x.dtype) for s in states]
-    if options.sequences:
-        h = tf.transpose(all_states[0][1:], (1, 0, 2)) if save else all_h[0]
-        results.insert(0, program.only_shown(tf.cast(h, x.dtype)))
+    chunks = (tf.constant(0), states, all_states, all_gates, outputs)
+    states, all_states, all_gates, outputs = _loop(lambda i, *_: i < program.chunks, chunk, chunks)
+    results = [tf.cast(a, x.dtype) for a in (*map(program.only_shown, outputs), *states)]
     return results, (all_states, all_gates)
 
 
@@ -507,10 +507,9 @@ def _backward(options, x, weights, masks, saved, d_outputs, length, skipped):
 
         da = program.zeros(program.length, program.B, program.k * program.N)
         d_states, da = _loop(lambda j, *_: j >= first, step, (end - 1, d_states, da))
-        da, h_prev = _flat(da), program.times(all_states[0], start)
-        if program.h_mask is not None:
-            h_prev = h_prev * tf.tile(program.h_mask, (program.length, 1))
-        gates = [program.times(a, start) for a in all_gates]
+        h_prev = program.times(all_states[0], start)
+        h_prev = h_prev if program.h_mask is None else h_prev * program.h_mask
+        da, h_prev, *gates = map(_flat, (da, h_prev, *(program.times(a, start) for a in all_gates)))
         x_rows = _flat(tf.transpose(program.chunked(program.read_x(start)), (1, 0, 2)))
         dW = tf.matmul(x_rows, da, transpose_a=True)
         new = [dW, tf.reduce_sum(da, 0), *equations.weight_gradient(da, h_prev, gates)]
