@@ -11,7 +11,6 @@ norms of numbers whose squares are not representable.
 """
 
 import contextlib
-import math
 import numbers
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ import keras
 import numpy as np
 from keras import ops
 
+LARGEST = float(np.finfo("float32").max)
 TINY = float(np.finfo("float32").tiny)  # what is smaller is 0 in some kernels and not in others
 
 
@@ -62,7 +62,7 @@ def _shortened(gradient, size, max_norm):
     within = s * r <= max_norm
     # (g / s) (τ / r), not g τ / (s r): s r may be beyond the largest number, and τ / (s r) below the smallest.
     divisor, factor = ops.where(within, 1.0, s), ops.where(within, 1.0, max_norm / r)
-    return _with_values(gradient, lambda g: ops.cast(_precise(g) / divisor * factor, g.dtype))
+    return _with_values(gradient, lambda g: ops.cast(ops.cast(g, s.dtype) / divisor * factor, g.dtype))
 
 
 @keras.saving.register_keras_serializable("keras_gated")
@@ -374,7 +374,7 @@ def _check_parts(optimizer):
 
 def _check(max_norm, per_variable, nonfinite):
     number = isinstance(max_norm, numbers.Real) and not isinstance(max_norm, bool)
-    if not (number and math.isfinite(max_norm) and max_norm > 0):
+    if not (number and TINY <= max_norm <= LARGEST):
         raise ValueError(
             f"ClipNorm expects max_norm to be a finite number above 0, received {max_norm!r}. "
             "For no clipping use the optimizer alone."
