@@ -540,6 +540,27 @@ def test_slots_are_saved_once(rng, tmp_path):
     assert not any(np.any(v.numpy()) for v in other.optimizer.variables)
 
 
+def test_an_optimizer_that_has_trained_keeps_its_slots(rng):
+    values, (first, second) = start(rng), some_steps(rng, 2)
+    bare, variables, expected = keras.optimizers.Adam(0.1), weights(*values), weights(*values)
+    step(bare, variables, summed(first))
+    step(kg.ClipNorm(bare, 2.0), variables, sparse(second))
+    bare = keras.optimizers.Adam(0.1)
+    step(bare, expected, summed(first))
+    step(bare, expected, by_hand(summed(second), 2.0))
+    assert_close([v.numpy() for v in variables], [v.numpy() for v in expected])
+
+
+def test_weights_saved_without_it_load_with_a_warning_about_the_slots(rng, tmp_path):
+    model = fit(a_model("adam"), *data(rng))
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = fit(a_model(kg.ClipNorm("adam")), *data(rng))
+    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer 'adam"):
+        other.load_weights(tmp_path / "model.weights.h5")
+    assert_equal(other.get_weights(), model.get_weights())
+    assert int(other.optimizer.skipped_steps) == 0
+
+
 def test_it_is_registered_and_its_configuration_is_complete():
     assert keras.saving.get_registered_name(kg.ClipNorm) == "keras_gated>ClipNorm"
     optimizer = kg.ClipNorm(SGD(0.5, momentum=0.25), 2, True, "propagate", name="mine")
