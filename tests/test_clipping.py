@@ -89,7 +89,7 @@ def test_what_is_within_stays_bit_for_bit(mode, per_variable, rng):
 
 SIZES = [
     (1e20, "float32", 1e20),
-    (3e38, "float32", 3e38),  # its norm is beyond float32
+    (3e38, "float32", 1.0),  # its norm is beyond float32, and 1 / norm below
     (1e-30, "float32", 1e-30),
     (5e-38, "float32", 5e-38),
     (300, "float16", 300),
@@ -538,6 +538,14 @@ def test_slots_are_saved_once(rng, tmp_path):
     assert_equal([v.numpy() for v in other.optimizer.variables], saved)
     other.optimizer.set_weights([0 * v for v in saved])
     assert not any(np.any(v.numpy()) for v in other.optimizer.variables)
+
+
+def test_parts_of_a_multi_optimizer_can_each_be_wrapped():
+    parts = {"a": kg.ClipNorm(SGD(1.0)), "b": kg.ClipNorm(SGD(1.0, gradient_accumulation_steps=2), 2.0)}
+    optimizer, variables = keras.optimizers.MultiOptimizer(lambda v: parts[v.name]), weights([0.0], [0.0])
+    for gradient in (3.0, 5.0):
+        step(optimizer, variables, [[gradient], [gradient]])
+    assert_equal([v.numpy() for v in variables], [[-2], [-2]])
 
 
 def test_an_optimizer_that_has_trained_keeps_its_slots(rng):
