@@ -353,7 +353,7 @@ def _wrappable(optimizer):
 
 def _parts(optimizer):
     """The optimizers of a MultiOptimizer, or the one."""
-    return optimizer.optimizers if isinstance(optimizer, keras.optimizers.MultiOptimizer) else [optimizer]
+    return getattr(optimizer, "optimizers", [optimizer])
 
 
 def _check_parts(optimizer):
@@ -361,12 +361,12 @@ def _check_parts(optimizer):
         for own in ("clipnorm", "global_clipnorm", "clipvalue"):
             if getattr(part, own) is not None:
                 raise ValueError(
-                    f"ClipNorm expects an optimizer that does not clip, received {part.name} with "
+                    f"ClipNorm expects an optimizer that does not clip, received {type(part).__name__} with "
                     f"{own}={getattr(part, own)}. Leave {own} out, and give ClipNorm the max_norm."
                 )
         if part is not optimizer and part.gradient_accumulation_steps:
             raise ValueError(
-                f"ClipNorm expects a MultiOptimizer whose parts do not accumulate, received {part.name} with "
+                f"ClipNorm expects a MultiOptimizer whose parts do not accumulate, received {type(part).__name__} with "
                 f"gradient_accumulation_steps={part.gradient_accumulation_steps}: there is no moment at which the "
                 "whole gradient exists. Leave it out, or wrap each part in its own ClipNorm."
             )
