@@ -8,13 +8,14 @@ They are wrapped only as long as that function runs, so nobody else ever meets a
 graph, each training step writes one row into a ring on the device; the host reads the ring now and then.
 """
 
-import contextlib
 import warnings
 from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from keras_gated.clipping import ClipNorm, norm, replaced
 
 ABSENT = -1.0  # marks a variable without a gradient: NaN would hide an overflow
 STAMPS = 1 << 22  # a row carries its step modulo this, exact in float32
@@ -43,8 +44,10 @@ class Tap:
 
     def __init__(self, model, capacity, on_failure):
         self.optimizer = model.optimizer
-        self.inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of a LossScaleOptimizer
-        if model.distribute_strategy.num_replicas_in_sync > 1 or hasattr(self.inner, "optimizers"):
+        scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        self.inner = model.optimizer.inner_optimizer if scaled else model.optimizer  # the one that clips
+        several = hasattr(self.inner, "optimizers") and not isinstance(self.inner, ClipNorm)
+        if model.distribute_strategy.num_replicas_in_sync > 1 or several:
             raise ValueError(
                 "GradientNorms expects one replica and one optimizer, received a model with several. "
                 "Train it without the callback."
@@ -77,8 +80,8 @@ class Tap:
         """The train function, run while the optimizer is wrapped."""
         try:
             with (
-                _replaced(self.optimizer, "apply", self._tapped_apply),
-                _replaced(self.inner, "_clip_gradients", self._tapped_clip),
+                replaced(self.optimizer, "apply", self._tapped_apply),
+                replaced(self.inner, "_clip_gradients", self._tapped_clip),
             ):
                 return self.traced(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):  # the end of an epoch
@@ -188,40 +191,9 @@ def _unique(paths):
     return [f"{path}_{n}" if (n := paths[:i].count(path)) else path for i, path in enumerate(paths)]
 
 
-@contextlib.contextmanager
-def _replaced(owner, name, wrapper):
-    """For a while, owner.name(...) is wrapper(owner.name, ...).  Past __setattr__, which would track it."""
-    original = getattr(owner, name)
-    before = vars(owner).get(name)
-    vars(owner)[name] = lambda *args, **kwargs: wrapper(original, *args, **kwargs)
-    try:
-        yield
-    finally:
-        if before is None:
-            del vars(owner)[name]
-        else:
-            vars(owner)[name] = before
-
-
 def _clips_by_global_norm(optimizer):
     plain = type(optimizer)._clip_gradients is keras.optimizers.Optimizer._clip_gradients
     return plain and bool(optimizer.global_clipnorm) and not optimizer.clipnorm
-
-
-def norm(gradient):
-    """Norm in float32, also of gradients whose squares would be 0 or inf; repeated rows are added up first."""
-    g = tf.cast(_merged(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient, tf.float32)
-    largest = tf.reduce_max(tf.abs(g))
-    scale = tf.where(tf.math.is_finite(largest) & (largest > 0), largest, 1.0)
-    return scale * tf.sqrt(2 * tf.nn.l2_loss(g / scale))
-
-
-def _merged(slices):
-    """The rows of IndexedSlices, those of equal index summed."""
-    order = tf.argsort(slices.indices)
-    indices, values = tf.gather(slices.indices, order), tf.gather(slices.values, order)
-    starts = tf.concat([tf.zeros([1], tf.int32), tf.cast(indices[1:] != indices[:-1], tf.int32)], 0)
-    return tf.math.unsorted_segment_sum(values, tf.cumsum(starts), tf.shape(indices)[0])
 
 
 def global_norm_of_keras(gradients):

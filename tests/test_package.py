@@ -24,6 +24,7 @@ ORDER = [
     "cells.lstm",
     "cells.gru",
     "weights",
+    "clipping",
     "tap",
     "callbacks",
 ]

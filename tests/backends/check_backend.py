@@ -132,6 +132,98 @@ def test_weights_of_torch_nn(name):
     np.testing.assert_allclose(*gradients, atol=1e-5)
 
 
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.1),
+    "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
+    "adam": lambda: keras.optimizers.Adam(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "several": lambda: keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(keras.optimizers.Lion(0.1), {"a": keras.optimizers.RMSprop(0.1)})
+    ),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+}
+START = [np.full(4, 0.5), np.full((2, 2), -0.5)]
+
+
+def after_steps(optimizer, steps, dtype="float32"):
+    """The weights after steps, as the trainer of this backend makes them, and the optimizer."""
+    variables = [keras.Variable(w, dtype=dtype, name=n) for n, w in zip("ab", START, strict=True)]
+    optimizer.build(variables)
+    apply = {"jax": _apply_on_jax, "torch": _apply_on_torch}[keras.backend.backend()](optimizer, variables)
+    for gradients in steps:
+        apply([keras.ops.convert_to_tensor(g, dtype) for g in gradients])
+    return [v.numpy() for v in variables], optimizer
+
+
+def _apply_on_jax(optimizer, variables):
+    import jax
+
+    pure = jax.jit(optimizer.stateless_apply)
+
+    def apply(gradients):
+        weights, state = pure([v.value for v in optimizer.variables], gradients, [v.value for v in variables])
+        for v, value in zip([*variables, *optimizer.variables], [*weights, *state], strict=True):
+            v.assign(value)
+
+    return apply
+
+
+def _apply_on_torch(optimizer, variables):
+    import torch
+
+    return torch.no_grad()(lambda gradients: optimizer.apply(gradients, variables))
+
+
+@pytest.mark.parametrize("per_variable", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_clip_norm_is_the_optimizer_on_clipped_gradients(name, per_variable):
+    rng = np.random.default_rng(0)
+    steps = [[rng.normal(size=w.shape) * 3 for w in START] for _ in range(3)]
+    if name == "accumulation":
+        steps = [steps[i // 2] for i in range(6)]  # the mean is clipped, not each
+    sizes = [[np.linalg.norm(g) for g in gradients] for gradients in steps]
+    sizes = [size if per_variable else [np.linalg.norm(size)] * 2 for size in sizes]
+    clipped = [[g * min(1, 2 / n) for g, n in zip(*pair, strict=True)] for pair in zip(steps, sizes, strict=True)]
+    expected, bare = after_steps(OPTIMIZERS[name](), clipped)
+    received, ours = after_steps(kg.ClipNorm(OPTIMIZERS[name](), 2.0, per_variable), steps)
+    for a, b in zip(received, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+    spoiled = [[steps[0][0], np.full((2, 2), np.inf)], [np.full(4, np.nan), steps[0][1]]]
+    disturbed, other = after_steps(
+        kg.ClipNorm(OPTIMIZERS[name](), 2.0, per_variable), [steps[0], spoiled[0], *steps[1:], spoiled[1]]
+    )
+    for a, b in zip(disturbed, received, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(other.inner_optimizer.variables, ours.inner_optimizer.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert (int(other.skipped_steps), int(ours.skipped_steps)) == (2, 0)
+
+
+def test_clip_norm_of_large_gradients_and_of_half_precision():
+    for size, dtype in ((1e20, "float32"), (300, "float16")):
+        optimizer = kg.ClipNorm(keras.optimizers.SGD(1.0, momentum=0.9))
+        received, _ = after_steps(optimizer, [[np.full(4, size), 0 * START[1]]], dtype)
+        for a, b in zip(received, [0 * START[0], START[1]], strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_clip_norm_in_a_model_of_half_precision_survives_saving(tmp_path):
+    keras.utils.set_random_seed(0)
+    layers = [kg.GRU(N, dtype="mixed_float16"), keras.layers.Dense(1, dtype="mixed_float16")]
+    model = keras.Sequential([keras.Input((T, D)), *layers])
+    optimizer = keras.optimizers.LossScaleOptimizer(kg.ClipNorm("adam", 0.5), initial_scale=64)
+    model.compile(optimizer, "mse")
+    x = np.random.default_rng(0).normal(size=(8, T, D)).astype("float32")
+    model.fit(x, x[:, 0, :1], batch_size=4, epochs=2, verbose=0, shuffle=False)
+    assert int(optimizer.iterations) == 4
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for m in (model, loaded):
+        m.fit(x, x[:, 0, :1], batch_size=4, verbose=0, shuffle=False)
+    for a, b in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
 DATA_PARALLEL = """
 import sys, keras, numpy as np
 rank, count, address, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
