@@ -337,11 +337,6 @@ def _wrappable(optimizer):
             f"ClipNorm expects a Keras optimizer, received {optimizer!r}. "
             "Give one, as in ClipNorm(keras.optimizers.Adam())."
         )
-    if isinstance(optimizer, ClipNorm):
-        raise ValueError(
-            "ClipNorm expects an optimizer that does not clip, received a ClipNorm. "
-            "Wrap its inner_optimizer with the smaller max_norm."
-        )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "ClipNorm expects an optimizer that does not scale the loss, received a LossScaleOptimizer, which would "
@@ -357,7 +352,12 @@ def _parts(optimizer):
 
 
 def _check_parts(optimizer):
-    for part in _parts(optimizer):
+    for part in [optimizer, *_parts(optimizer)]:
+        if isinstance(part, ClipNorm):
+            raise ValueError(
+                "ClipNorm expects an optimizer that does not clip, received a ClipNorm. "
+                "Wrap its inner_optimizer with the smaller max_norm."
+            )
         for own in ("clipnorm", "global_clipnorm", "clipvalue"):
             if getattr(part, own) is not None:
                 raise ValueError(

@@ -730,9 +730,10 @@ def test_parts_that_clip_or_accumulate_are_refused(own):
     part, sentence = SGD(**{own: 2}), f"received SGD with {own}=2.*Leave it out|Leave {own} out"
     with pytest.raises(ValueError, match=sentence):
         kg.ClipNorm(keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(part)))
-    chosen_late = kg.ClipNorm(one_for_all(part))
-    with pytest.raises(ValueError, match=sentence):
-        chosen_late.build(weights([1.0]))
+    for late, why in ((part, sentence), (kg.ClipNorm("sgd"), "received a ClipNorm")):
+        optimizer = kg.ClipNorm(one_for_all(late))  # which asks for its parts when it is built
+        with pytest.raises(ValueError, match=why):
+            optimizer.build(weights([1.0]))
 
 
 # suggest_max_norm.
