@@ -6,6 +6,7 @@ compared runs in turns, one at a time; every contender first proves that it comp
 
 import argparse
 import json
+import os
 import pathlib
 import time
 
@@ -76,6 +77,8 @@ def main():
         results = [r for r in results if plan.identity(r) not in replaced] + new
         path.write_text(json.dumps({"machine": report.machine(), "results": results}, indent=1))
 
+    if os.getloadavg()[0] > 0.5:
+        console.print(f"Other programs are running (load {os.getloadavg()[0]:.1f}): what is measured will be noisy.")
     run_all(processes, console, save)
     tables = report.tables(results)
     for table in tables:

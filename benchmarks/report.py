@@ -124,25 +124,35 @@ def _lengths(results):
 def _first(results):
     groups = []
     for cell, of_cell in _by_cell(of_part(results, "first")):
-        seconds = {}
+        runs = {}
         for r in of_cell:
-            seconds.setdefault(r["arguments"]["contender"], []).append(r["result"]["first_s"])
-        seconds = {name: statistics.median(s) for name, s in seconds.items()}
-        groups.append([(cell, name, _number(s), _number(s / seconds["ours"])) for name, s in seconds.items()])
-    columns = ("cell", "layer", "first step, s", "/ ours")
+            runs.setdefault((_shape(r), r["arguments"]["contender"]), []).append(r["result"]["first_s"])
+        seconds = {key: statistics.median(s) for key, s in runs.items()}
+        rows = [
+            (cell, name, shape, _number(s), _number(_over(s, seconds.get((shape, "ours")))))
+            for (shape, name), s in seconds.items()
+        ]
+        groups.append(rows)
+    columns = ("cell", "layer", "B,T,D,N", "first step, s", "/ ours")
     return Table("First training step: tracing and compiling", columns, groups, "Medians of fresh processes.")
 
 
 def _memory(results):
     groups = []
     for cell, of_cell in _by_cell(of_part(results, "memory")):
+        ours = {_shape(r): r["result"]["steady_MiB"] for r in of_cell if r["arguments"]["contender"] == "ours"}
         rows = []
         for r in of_cell:
-            numbers = [_number(r["result"][key]) for key in ("with_first_MiB", "steady_MiB")]
+            first, later = (r["result"][key] for key in ("with_first_MiB", "steady_MiB"))
+            numbers = _number(first), _number(later), _number(_over(later, ours.get(_shape(r))))
             rows.append((cell, r["arguments"]["contender"], _shape(r), *numbers))
         groups.append(rows)
-    columns = ("cell", "layer", "B,T,D,N", "first step,\nMiB", "later steps,\nMiB")
+    columns = ("cell", "layer", "B,T,D,N", "first step,\nMiB", "later steps,\nMiB", "later\n/ ours")
     return Table("Peak memory of a training step", columns, groups, "Beyond data and weights, in fresh processes.")
+
+
+def _over(a, b):
+    return None if b is None else a / b
 
 
 def _growth(results, axis):
