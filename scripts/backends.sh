@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the layers on another backend of Keras against TensorFlow's values: ./scripts/backends.sh jax|torch
+# The laws and the contract on another backend of Keras, and TensorFlow's values: ./scripts/backends.sh jax|torch
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -11,13 +11,19 @@ esac
 environment test
 other=.venv-$1
 stamp=$other/installed
-if [ "$(cat "$stamp" 2>/dev/null)" != "$(pwd)" ]; then
+packages="$packages keras>=3.13,<4 numpy pytest pytest-xdist"
+wanted="$PWD: $packages"
+modules=(tests/backends/check_backend.py tests/test_laws.py tests/test_contract.py tests/test_layers.py tests/test_weights.py)
+if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   echo "Installing $packages into $other (once) ..."
   .venv/bin/python -m venv --clear "$other"
-  "$other/bin/python" -m pip install --quiet --disable-pip-version-check $packages 'keras>=3.13,<4' numpy pytest
-  pwd >"$stamp"
+  "$other/bin/python" -m pip install --quiet --disable-pip-version-check $packages
+  echo "$wanted" >"$stamp"
 fi
 export PYTHONPATH=.:tests TF_CPP_MIN_LOG_LEVEL=3
 KERAS_BACKEND=tensorflow .venv/bin/python tests/backends/values.py "$other/tensorflow.npz"
 export KERAS_BACKEND=$1 TENSORFLOW_VALUES=$other/tensorflow.npz JAX_PLATFORMS=cpu
-"$other/bin/python" -m pytest -q -c /dev/null --rootdir . -p no:cacheprovider tests/backends/check_backend.py
+# JAX compiles each call anew; what it compiled before it finds there, in the next test as in the next run.
+export JAX_COMPILATION_CACHE_DIR=$PWD/$other/compiled
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+"$other/bin/python" -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m 'not slow' "${modules[@]}"

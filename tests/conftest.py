@@ -1,3 +1,4 @@
+import importlib
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -13,3 +14,11 @@ SEED = 20
 def rng():
     keras.utils.set_random_seed(SEED)
     return np.random.default_rng(SEED)
+
+
+@pytest.fixture
+def tf():
+    """TensorFlow, for a test of what there is on that backend alone."""
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("of the TensorFlow backend")
+    return importlib.import_module("tensorflow")

@@ -1,4 +1,7 @@
-"""The contract of keras.layers.RNN, fault by fault as users of Keras, TensorFlow and PyTorch reported them."""
+"""The contract of keras.layers.RNN, fault by fault as users of Keras, TensorFlow and PyTorch reported them.
+
+A test that asks for `tf` is of the TensorFlow backend alone; scripts/backends.sh runs the others elsewhere.
+"""
 
 import inspect
 import subprocess
@@ -7,8 +10,8 @@ import sys
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from cells import CELLS, B, D, N, T, assert_close, batch, build, make
+from cells import CELLS, DTYPE, B, D, N, T, arrays, assert_close, batch, build, gradients, make
+from keras import ops
 
 import keras_gated as kg
 from keras_gated.recurrence import CELL_OPTIONS
@@ -34,7 +37,7 @@ def test_no_masked_step_leaks_into_the_state():
     """Three masked steps of a cell with a bias: going through them would give 0.994641."""
     x = np.array([0.0, 0, 0, 1]).reshape(1, 4, 1)
     h = single(1.0, 1.0, 1.0)(x, mask=np.array([[False, False, False, True]]))
-    np.testing.assert_allclose(h, [[0.964028]], atol=1e-6)
+    assert_close([h], [[[0.964028]]])
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, 1), (1, 0), (0, 5), (5, 0), (1, 5)])
@@ -78,16 +81,18 @@ def test_a_stacked_layer_still_sees_the_mask(cell, rng):
 @pytest.mark.parametrize("states", [True, False])
 def test_a_batch_of_nothing_but_padding(cell, rng, states):
     layer, given = make(cell, rng), batch(cell, rng)
-    x = tf.constant(given.x)
-    initial = [tf.constant(s) for s in given.states] if states else None
-    with tf.GradientTape() as tape:
-        tape.watch([x, *(initial or [])])
-        y, *finals = layer(x, initial_state=initial, mask=np.zeros((B, T), bool), training=True)
-        loss = tf.reduce_sum(y**2) + sum(tf.reduce_sum(s**2) for s in finals)
-    assert not np.any(y)
+    mask = ops.zeros((B, T), "bool")
+
+    def total(x, *initial):
+        y, *finals = layer(x, initial_state=list(initial) or None, mask=mask, training=True)
+        return ops.sum(y**2) + sum(ops.sum(s**2) for s in finals), y, *finals
+
+    tensors = [ops.convert_to_tensor(a) for a in (given.x, *(given.states if states else []))]
+    found, (y, *finals) = gradients(total, tensors, layer.trainable_variables)
+    assert not np.any(arrays([y]))
     assert_close(finals, given.states if states else [np.zeros((B, N))] * cell.states, 0)
-    gradients = tape.gradient(loss, [x, *(initial or []), *layer.trainable_variables])
-    assert not np.any(gradients[0]) and all(np.all(np.isfinite(g)) for g in gradients)
+    dx, *others = arrays(found)
+    assert not np.any(dx) and all(np.all(np.isfinite(g)) for g in others)
 
 
 # Direction and states.
@@ -97,14 +102,12 @@ def test_directions_by_hand():
     x = np.array([1.0, 2, 3]).reshape(1, 3, 1)
     forward = single(1.0, 1.0, 0.0, "linear", return_sequences=True)
     backward = single(1.0, 1.0, 0.0, "linear", return_sequences=True, go_backwards=True)
-    np.testing.assert_allclose(np.ravel(forward(x)), [1, 3, 6])
-    np.testing.assert_allclose(np.ravel(backward(x)), [3, 5, 6])
+    assert_close([forward(x), backward(x)], [[[[1], [3], [6]]], [[[3], [5], [6]]]])
     both = keras.layers.Bidirectional(kg.SimpleRNN(1, "linear", return_sequences=True, return_state=True))
     both.build((None, None, 1))
     both.set_weights([np.ones((1, 1)), np.ones((1, 1)), np.zeros(1)] * 2)
     y, *states = both(x)
-    np.testing.assert_allclose(y[0], [[1, 6], [3, 5], [6, 3]])
-    np.testing.assert_allclose(np.ravel(states), [6, 6])
+    assert_close([y, *states], [[[[1, 6], [3, 5], [6, 3]]], [[6]], [[6]]])
 
 
 OTHER = {  # a value that is not the default, for every argument
@@ -151,15 +154,19 @@ def test_bidirectional_keeps_every_option(kind):
 
 
 def test_bidirectional_hands_gradients_to_all_initial_states(rng):
-    layer = keras.layers.Bidirectional(kg.LSTM(N, dtype="float64"), dtype="float64")
-    x, states = rng.normal(size=(B, T, D)), [tf.constant(rng.normal(size=(B, N))) for _ in range(4)]
-    with tf.GradientTape() as tape:
-        tape.watch(states)
-        y = layer(x, initial_state=states)
-    h, backward_h = np.split(y, 2, axis=-1)
+    layer = keras.layers.Bidirectional(kg.LSTM(N, dtype=DTYPE), dtype=DTYPE)
+    x, *states = (ops.convert_to_tensor(rng.normal(size=s).astype(DTYPE)) for s in [(B, T, D), *[(B, N)] * 4])
+    layer(x, initial_state=states)
+
+    def total(*states):
+        y = layer(x, initial_state=list(states))
+        return ops.sum(y), y
+
+    found, (y,) = gradients(total, states)
+    h, backward_h = np.split(*arrays([y]), 2, axis=-1)
     assert_close([h], [layer.forward_layer(x, initial_state=states[:2])], 0)
     assert_close([backward_h], [layer.backward_layer(x, initial_state=states[2:])], 0)
-    assert all(np.abs(g).min() > 0 for g in tape.gradient(y, states))
+    assert all(np.abs(g).min() > 0 for g in arrays(found))
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -170,18 +177,18 @@ def test_two_halves_with_a_carried_state_are_one_run(cell, bidirectional, rng):
         return keras.layers.Bidirectional(layer) if bidirectional else layer
 
     layer = wrapped(cell.layer(stateful=True))
-    first, second = layer(x[:, :3]), layer(x[:, 3:])
+    first, second = arrays([layer(x[:, :3]), layer(x[:, 3:])])
     layer.reset_state()
-    np.testing.assert_allclose(layer(x[:, :3]), first, atol=1e-6)
+    assert_close([layer(x[:, :3])], [first])
     if not bidirectional:
         layer.reset_state()
-        np.testing.assert_allclose(layer(x), second, atol=1e-6)
+        assert_close([layer(x)], [second])
     else:  # the backward layer carries its own state from one piece into the next
         forward, backward = layer.forward_layer, layer.backward_layer
         layer.reset_state()
-        np.testing.assert_allclose(forward(x), second[:, :N], atol=1e-6)
+        assert_close([forward(x)], [second[:, :N]])
         swapped = np.concatenate([x[:, 3:], x[:, :3]], axis=1)
-        np.testing.assert_allclose(backward(swapped), second[:, N:], atol=1e-6)
+        assert_close([backward(swapped)], [second[:, N:]])
 
 
 def test_another_batch_size_of_a_stateful_layer_is_an_error(rng):
@@ -191,14 +198,34 @@ def test_another_batch_size_of_a_stateful_layer_is_an_error(rng):
         layer(rng.normal(size=(4, T, D)))
 
 
-# A list of one cell, unrolled, fails in keras.layers.RNN with Keras's own LSTMCell as well: it loses the nesting.
-@pytest.mark.parametrize(("units", "unroll"), [([3], False), ([3, 6], False), ([3, 6], True)])
+ONE_CELL_FAILS = [True, False] if keras.backend.backend() == "jax" else [True]  # with unroll
+
+
+@pytest.mark.parametrize("units", [[3], [3, 6]])
+@pytest.mark.parametrize("unroll", [False, True])
 def test_cells_in_keras_rnn_return_their_states(units, unroll, rng):
+    if len(units) == 1 and unroll in ONE_CELL_FAILS:
+        pytest.skip("see the next test")
     layer = keras.layers.RNN([kg.LSTMCell(n) for n in units], return_state=True, unroll=unroll)
     y, *states = layer(rng.normal(size=(2, 5, 4)).astype("float32"))
     shapes = [s.shape[1] for s in keras.tree.flatten(states)]
     assert shapes == [n for n in units for _ in range(2)]
     assert_close([y], [keras.tree.flatten(states)[-2]], 0)
+
+
+@pytest.mark.parametrize("kind", [keras.layers.LSTMCell, kg.LSTMCell])
+@pytest.mark.parametrize("return_state", [False, True])
+@pytest.mark.parametrize("unroll", ONE_CELL_FAILS)
+def test_a_list_of_one_cell_is_a_fault_of_keras(kind, return_state, unroll, rng):
+    """StackedRNNCells unpacks the states of its only cell, and these loops, without a mask, feed them back as they are.
+
+    When this fails, Keras has mended it: then the case belongs into the test above.
+    """
+    layer = keras.layers.RNN([kind(3)], unroll=unroll, return_state=return_state)
+    with pytest.raises(
+        (IndexError, ValueError, TypeError), match="out of range|not enough values|lengths do not match"
+    ):
+        layer(rng.normal(size=(2, 5, 4)).astype("float32"))
 
 
 # Lengths.
@@ -212,7 +239,7 @@ def test_any_length_of_an_unknown_time_axis(cell, rng):
         assert_close([model.predict(x, verbose=0)], [keras.layers.RNN(layer.cell)(x)], 1e-5)
 
 
-def test_ragged_input_is_told_what_to_do(cell):
+def test_ragged_input_is_told_what_to_do(cell, tf):
     with pytest.raises(ValueError, match="RaggedTensor.*to_tensor.*mask"):
         cell.layer()(tf.ragged.constant([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]], ragged_rank=1))
 
@@ -246,7 +273,7 @@ for a, b in zip(alone.get_weights(), together.get_weights(), strict=True):
 """
 
 
-def test_two_replicas_train_like_one():
+def test_two_replicas_train_like_one(tf):
     run = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
 
@@ -331,7 +358,7 @@ def test_clones_and_frozen_layers(cell, rng):
         np.testing.assert_array_equal(a, b)
 
 
-def test_an_exported_model_serves_any_length(cell, rng, tmp_path):
+def test_an_exported_model_serves_any_length(cell, rng, tmp_path, tf):
     model = keras.Sequential([keras.Input((None, D)), keras.layers.Bidirectional(cell.layer())])
     model.export(tmp_path / "served", verbose=False)
     served = tf.saved_model.load(tmp_path / "served")

@@ -4,7 +4,20 @@ import keras
 import numpy as np
 import pytest
 import reference
-from cells import CELLS, B, D, N, T, assert_close, batch, build, make, values_and_gradients
+from cells import (
+    CELLS,
+    DTYPE,
+    B,
+    D,
+    N,
+    T,
+    assert_close,
+    batch,
+    build,
+    make,
+    mask_for_keras,
+    values_and_gradients,
+)
 
 import keras_gated as kg
 
@@ -20,16 +33,16 @@ OPTIONS = {"return_sequences": True, "return_state": True, "dropout": 0.2, "recu
 
 @pytest.mark.parametrize("name", KERAS)
 @pytest.mark.parametrize("use_bias", [True, False])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
-def test_there_and_back_with_keras(name, use_bias, dtype, tolerance, rng):
-    cell, (kind, _) = CELLS[name], KERAS[name]
+@pytest.mark.parametrize("dtype", sorted({"float32", DTYPE}))
+def test_there_and_back_with_keras(name, use_bias, dtype, rng):
+    cell, (kind, _), tolerance = CELLS[name], KERAS[name], {"float32": 1e-6, "float64": 1e-12}[dtype]
     layer = make(cell, rng, dtype=dtype, use_bias=use_bias, **OPTIONS)
     theirs = kg.weights.to_keras(layer)
     assert type(theirs) is kind and theirs.dtype_policy == layer.dtype_policy
     given = batch(cell, rng)
-    run_with = {"training": False}
-    outputs, gradients = values_and_gradients(layer, layer, given, given.mask, **run_with)
-    outputs_of_keras, gradients_of_keras = values_and_gradients(theirs, theirs, given, given.mask, **run_with)
+    mask, run_with = mask_for_keras(given), {"training": False}
+    outputs, gradients = values_and_gradients(layer, layer, given, mask, **run_with)
+    outputs_of_keras, gradients_of_keras = values_and_gradients(theirs, theirs, given, mask, **run_with)
     assert_close(outputs, outputs_of_keras, tolerance)
     states = 1 + cell.states
     assert_close(gradients[:states], gradients_of_keras[:states], 10 * tolerance)
@@ -63,14 +76,14 @@ TORCH = {
 
 def state_dict(rng, blocks, suffix="_l0", prefix=""):
     shapes = {"weight_ih": (blocks * N, D), "weight_hh": (blocks * N, N), "bias_ih": blocks * N, "bias_hh": blocks * N}
-    return {f"{prefix}{name}{suffix}": rng.normal(size=shape) for name, shape in shapes.items()}
+    return {f"{prefix}{name}{suffix}": rng.normal(size=shape).astype(DTYPE) for name, shape in shapes.items()}
 
 
 @pytest.mark.parametrize("name", TORCH)
 def test_from_torch_and_back(name, rng):
     cell, (step, blocks) = CELLS[name], TORCH[name]
     weights, given = state_dict(rng, blocks), batch(cell, rng)
-    layer = kg.weights.from_torch(weights, cell.layer(dtype="float64", return_sequences=True, return_state=True))
+    layer = kg.weights.from_torch(weights, cell.layer(dtype=DTYPE, return_sequences=True, return_state=True))
     outputs, finals = reference.run(step, given.x, given.states, list(weights.values()))
     assert_close(layer(given.x, initial_state=given.states), [outputs, *finals], 1e-12)
 
@@ -81,7 +94,7 @@ def test_from_torch_and_back(name, rng):
     if name == "gru_reset_after":
         for key in weights:
             np.testing.assert_array_equal(back[key], weights[key])
-    again = kg.weights.from_torch(back, cell.layer(dtype="float64"))
+    again = kg.weights.from_torch(back, cell.layer(dtype=DTYPE))
     for a, b in zip(again.get_weights(), layer.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -99,7 +112,7 @@ def test_one_layer_and_direction_of_many(rng):
 
 def test_without_biases(rng):
     weights = {k: v for k, v in state_dict(rng, 3).items() if "bias" not in k}
-    layer = kg.weights.from_torch(weights, kg.GRU(N, reset_after=True, use_bias=False, dtype="float64"))
+    layer = kg.weights.from_torch(weights, kg.GRU(N, reset_after=True, use_bias=False, dtype=DTYPE))
     back = kg.weights.to_torch(layer)
     for key in weights:
         np.testing.assert_array_equal(back[key], weights[key])

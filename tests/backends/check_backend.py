@@ -1,4 +1,4 @@
-"""What must hold on another backend.  Run by scripts/backends.sh, which writes TensorFlow's values first."""
+"""What is to be said of another backend beyond the laws.  Run by scripts/backends.sh, after TensorFlow's values."""
 
 import os
 import socket
@@ -8,19 +8,10 @@ import sys
 import keras
 import numpy as np
 import pytest
-import reference
 import values
-from values import LAYERS, B, D, N, T, batch, make, values_and_gradients
+from cells import CELLS, B, D, N, T
 
 import keras_gated as kg
-
-STEPS = {
-    "rnn_tanh": reference.simple_rnn("tanh"),
-    "lstm": reference.lstm,
-    "gru": reference.gru,
-    "gru_reset_after": reference.gru_reset_after,
-}
-KINDS = list(STEPS)
 
 
 def test_tensorflow_is_not_needed():
@@ -37,48 +28,15 @@ def test_values_and_gradients_are_those_of_tensorflow():
         np.testing.assert_allclose(a, expected[name], rtol=1e-5, atol=1e-5 * np.abs(expected[name]).max(), err_msg=name)
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("options", [{}, {"go_backwards": True, "zero_output_for_mask": True}], ids=str)
-def test_the_layer_is_the_equations(name, options):
-    layer = make(name, **options)
-    x, states, mask = batch(layer)
-    outputs, finals = reference.run(STEPS[name], x, states, layer.get_weights(), mask, **options)
-    received, _ = values_and_gradients(layer, x, states, mask)
-    for a, b in zip(received, [outputs, *finals], strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("filler", [1e35, np.nan])
-def test_a_padded_step_receives_no_gradient(name, filler):
-    layer = make(name)
-    x, states, mask = batch(layer)
-    expected = values_and_gradients(layer, x, states, mask)
-    layer = make(name)
-    received = values_and_gradients(layer, np.where(mask[..., None], x, filler).astype("float32"), states, mask)
-    assert not np.any(received[1][0][~mask])
-    for a, b in zip([*received[0], *received[1]], [*expected[0], *expected[1]], strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_layer_is_its_cell_in_keras_rnn(name):
-    layer = make(name)
-    x, states, _ = batch(layer)
-    theirs = keras.layers.RNN(layer.cell, return_sequences=True, return_state=True)
-    for a, b in zip(layer(x, initial_state=states), theirs(x, initial_state=states), strict=True):
-        np.testing.assert_allclose(keras.ops.convert_to_numpy(a), keras.ops.convert_to_numpy(b), atol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_a_model_trains_and_survives_saving(name, tmp_path):
-    kind, own = LAYERS[name]
+    layer = CELLS[name].layer
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
             keras.Input((T, D)),
-            keras.layers.Bidirectional(kind(N, return_sequences=True, dropout=0.1, recurrent_dropout=0.1, **own)),
-            kind(N, **own),
+            keras.layers.Bidirectional(layer(return_sequences=True, dropout=0.1, recurrent_dropout=0.1)),
+            layer(),
             keras.layers.Dense(1),
         ]
     )
@@ -89,15 +47,6 @@ def test_a_model_trains_and_survives_saving(name, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
-
-
-def test_a_stateful_layer_goes_on_where_it_stopped():
-    x = np.random.default_rng(0).normal(size=(B, 6, D)).astype("float32")
-    layer = kg.LSTM(N, stateful=True)
-    layer(x[:, :3])
-    pieces = keras.ops.convert_to_numpy(layer(x[:, 3:]))
-    layer.reset_state()
-    np.testing.assert_allclose(pieces, keras.ops.convert_to_numpy(layer(x)), atol=1e-6)
 
 
 def test_gradient_norms_says_what_it_needs(tmp_path):
@@ -113,7 +62,6 @@ def test_weights_of_torch_nn(name):
     """Two layers in both directions, layer by layer, and the gradient of x."""
     import torch
 
-    kind, own = LAYERS[name]
     theirs = {"rnn_tanh": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru_reset_after": torch.nn.GRU}[name]
     theirs = theirs(D, N, 2, bidirectional=True, batch_first=True)
     x = torch.randn(B, T, D)
@@ -122,7 +70,7 @@ def test_weights_of_torch_nn(name):
     for index in range(2):
         both = []
         for reverse in (False, True):
-            layer = kind(N, return_sequences=True, go_backwards=reverse, **own)
+            layer = CELLS[name].layer(return_sequences=True, go_backwards=reverse)
             both.append(kg.weights.from_torch(theirs.state_dict(), layer, index, reverse)(ours))
         ours = torch.cat([both[0], both[1].flip(1)], -1)
     expected = theirs(h)[0]
@@ -224,42 +172,65 @@ def test_clip_norm_in_a_model_of_half_precision_survives_saving(tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-DATA_PARALLEL = """
-import sys, keras, numpy as np
+PROCESS = """
+import sys, keras, numpy as np, keras_gated as kg
 rank, count, address, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+x = np.random.default_rng(0).normal(size=(32, 6, 3)).astype("float32")
+x[::3, 4:] = 0
+y = x[:, 0, :1]
+
+def part(i):
+    "This process's rows of global batch i, of 8 rows."
+    return slice(8 * i + rank * 8 // count, 8 * i + (rank + 1) * 8 // count)
+
+def made():
+    keras.utils.set_random_seed(0)
+    both = keras.layers.Bidirectional(kg.LSTM(4, return_sequences=True))
+    layers = [keras.layers.Masking(), both, kg.GRU(3, return_sequences=True), kg.SimpleRNN(3), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((6, 3)), *layers])
+"""
+TRAIN = {
+    "jax": """
 if count > 1:
     keras.distribution.initialize(address, count, rank)
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
-import keras_gated as kg
 
-class Shard(keras.utils.PyDataset):
-    "This process's part of each global batch of 8."
+class Parts(keras.utils.PyDataset):
     def __len__(self):
         return 4
     def __getitem__(self, i):
-        rows = slice(8 * i + rank * 8 // count, 8 * i + (rank + 1) * 8 // count)
-        return x[rows], x[rows, 0, :1]
+        return x[part(i)], y[part(i)]
 
-x = np.random.default_rng(0).normal(size=(32, 6, 3)).astype("float32")
-keras.utils.set_random_seed(0)
-model = keras.Sequential([keras.Input((6, 3)), kg.LSTM(4, return_sequences=True), kg.GRU(3), keras.layers.Dense(1)])
+model = made()
 model.compile(keras.optimizers.SGD(0.1), "mse")
-model.fit(Shard(), epochs=2, verbose=0, shuffle=False)
+model.fit(Parts(), epochs=2, verbose=0, shuffle=False)
 np.savez(file, *model.get_weights())
-"""
+""",
+    "torch": """
+import torch
+module = model = made()
+if count > 1:
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=count)
+    module = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(module.parameters(), 0.1)
+for i in [0, 1, 2, 3] * 2:
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(module(torch.tensor(x[part(i)])), torch.tensor(y[part(i)])).backward()
+    optimizer.step()
+np.savez(file, *model.get_weights())
+""",
+}
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="keras.distribution over processes is for JAX")
 def test_two_processes_train_like_one(tmp_path):
+    """With fit on JAX; on PyTorch, for which Keras has no keras.distribution, with a loop of the user's own."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    runs = []
+    program, runs = PROCESS + TRAIN[keras.backend.backend()], []
     for rank, count in ((0, 1), (0, 2), (1, 2)):
         arguments = [str(rank), str(count), address, str(tmp_path / f"{rank}_of_{count}.npz")]
-        runs.append(
-            subprocess.Popen([sys.executable, "-c", DATA_PARALLEL, *arguments], stderr=subprocess.PIPE, text=True)
-        )
+        runs.append(subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True))
     for run in runs:
         _, errors = run.communicate(timeout=300)
         assert run.returncode == 0, errors
