@@ -66,10 +66,18 @@ def sweep(options, x, states, weights, masks):
         The outputs, (B, T, N) or None, and the final states.  Differentiable in x, states and weights, and the
         gradient once more.
     """
+    x = x if x.shape[1] else _with_a_step(x)
     weights = tuple(tf.convert_to_tensor(w) for w in weights)
     options = options._replace(traits=(x.dtype, *(mask is None for mask in masks)))
     run = _traced(options) if tf.executing_eagerly() else functools.partial(_differentiable, options)
     return run(x, tuple(states), weights, masks)
+
+
+def _with_a_step(x):
+    """x, whose length only the running graph knows: there it is checked."""
+    expected = "A recurrent layer expects at least one time step, received x of shape"
+    with tf.control_dependencies([tf.debugging.Assert(tf.shape(x)[1] > 0, [expected, tf.shape(x)])]):
+        return tf.identity(x)
 
 
 def in_forward_mode(tensors):

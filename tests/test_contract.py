@@ -239,6 +239,18 @@ def test_any_length_of_an_unknown_time_axis(cell, rng):
         assert_close([model.predict(x, verbose=0)], [keras.layers.RNN(layer.cell)(x)], 1e-5)
 
 
+def test_no_step_at_all_is_told_by_the_running_graph(cell, tf):
+    """Where the length is unknown until then; Keras's predict is such a graph from its second length on."""
+    layer = cell.layer()
+    graph = tf.function(layer, autograph=False, input_signature=[tf.TensorSpec((None, None, D))])
+    model = keras.Sequential([keras.Input((None, D)), layer])
+    for length in (1, 2):
+        model.predict(np.ones((B, length, D)), verbose=0)
+    for run in (graph, lambda x: model.predict(x, verbose=0)):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="at least one time step, received"):
+            run(np.ones((B, 0, D), "float32"))
+
+
 def test_ragged_input_is_told_what_to_do(cell, tf):
     with pytest.raises(ValueError, match="RaggedTensor.*to_tensor.*mask"):
         cell.layer()(tf.ragged.constant([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]], ragged_rank=1))

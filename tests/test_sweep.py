@@ -58,7 +58,7 @@ def test_chunks_and_lanes_change_nothing(cell, rng, choose, chunk_bytes, smalles
 @pytest.mark.parametrize(
     ("name", "known"),
     [
-        *((name, (None, None)) for name in ("rnn_tanh", "lstm", "gru", "gru_reset_after")),
+        ("gru_reset_after", (None, None)),
         ("lstm", (None, 6)),
         ("gru", (9, None)),
     ],
@@ -79,16 +79,20 @@ def test_unknown_batch_and_time(name, rng, known):
             total = tf.reduce_sum(tf.sin(y))
         return [y, *tape.gradient(total, [x, *layer.trainable_variables])]
 
-    for size, length in [(1, 1), (1, 6), (2, 3), (9, 6), (17, 30)]:
+    for size, length in [(1, 6), (9, 1), (9, 30)]:
         if (known[0] or size, known[1] or length) == (size, length):
             x = tf.constant(rng.normal(size=(size, length, D)))
             assert_close(traced(x), values_and_gradients_of(loop_of(layer), x), 1e-10)
 
 
-@pytest.mark.parametrize("sequences", [True, False], ids=["sequences", "last"])
-def test_spans_of_time_change_nothing(cell, rng, choose, sequences):
+@pytest.mark.parametrize(
+    ("name", "sequences"),
+    [("rnn_tanh", True), ("lstm", True), ("lstm", False), ("gru", True), ("gru_reset_after", True)],
+)
+def test_spans_of_time_change_nothing(name, rng, choose, sequences):
     """Where T is unknown, one program runs over it span by span: less than one, exactly one, several and a rest."""
     choose(SPAN=7, CHUNK_BYTES=1, SMALLEST_BATCH=2)
+    cell = CELLS[name]
     options = dict(return_sequences=sequences, go_backwards=True, dropout=0.3, recurrent_dropout=0.3, seed=1)
     layer = make(cell, rng, **options)
     seed = np.asarray(layer.cell.seed_generator.state)
@@ -104,8 +108,8 @@ def test_spans_of_time_change_nothing(cell, rng, choose, sequences):
     signature = [tf.TensorSpec((None, None, D), tf.float64), states, tf.TensorSpec((None, None), tf.bool)]
     spans = tf.function(run, input_signature=signature, autograph=False)
     loop = partial(run, way=loop_of(layer))
-    for size, length in [(5, 3), (5, 7), (4, 14), (5, 23)]:
-        given = batch(cell, rng, size=size, length=length)
+    for length in (3, 7, 14, 23):
+        given = batch(cell, rng, size=5, length=length)
         results = []
         for way in (spans, loop):
             layer.cell.seed_generator.state.assign(seed)
