@@ -18,6 +18,7 @@ MODULES = {
 # Each module may import only from what stands before it.
 ORDER = [
     "equations",
+    "program",
     "sweep",
     "recurrence",
     "cells.simple_rnn",

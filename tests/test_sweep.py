@@ -12,7 +12,7 @@ import tensorflow as tf
 from cells import CELLS, D, N, assert_close, batch, build, loop_of, make, values_and_gradients
 
 import keras_gated as kg
-from keras_gated import sweep
+from keras_gated import program, sweep
 
 
 @pytest.fixture(params=["rnn_tanh", "lstm", "gru", "gru_reset_after"])
@@ -30,7 +30,7 @@ def choose(monkeypatch):
 
     def choose(**constants):
         for name, value in constants.items():
-            monkeypatch.setattr(sweep, name, value)
+            monkeypatch.setattr(program if name == "CHUNK_BYTES" else sweep, name, value)
         forget()
 
     yield choose
@@ -132,7 +132,7 @@ def test_as_many_lanes_as_can_run(monkeypatch, cores, threads, size, lanes):
 
 LENGTHS = """
 import sys, numpy as np, tensorflow as tf, keras_gated as kg
-from keras_gated import sweep
+from keras_gated import program, sweep
 layer = kg.GRU(4)
 layer.build((None, None, 3))
 sizes, lengths = eval(sys.argv[1]), eval(sys.argv[2])
