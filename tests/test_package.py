@@ -26,6 +26,7 @@ ORDER = [
     "cells.gru",
     "weights",
     "clipping",
+    "probe",
     "tap",
     "callbacks",
 ]
