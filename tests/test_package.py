@@ -26,7 +26,10 @@ ORDER = [
     "cells.gru",
     "weights",
     "clipping",
+    "ring",
     "tap",
+    "norms",
+    "events",
     "callbacks",
 ]
 ALONE = ["bptt"]
