@@ -27,7 +27,14 @@ ORDER = [
     "weights",
     "clipping",
     "probe",
+    "profiles",
+    "ring",
     "tap",
+    "norms",
+    "time_steps",
+    "plots",
+    "events",
+    "dashboard",
     "callbacks",
 ]
 ALONE = ["bptt"]
