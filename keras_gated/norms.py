@@ -86,7 +86,7 @@ class NormProbe(Probe):
         variables = list(given)
         if self.paths is None:
             self._allocate(variables)
-        scale = self._loss_scale()
+        scale = self.tap.loss_scale()
         mine = [None if g is None else norm(g) / scale for g in grads]
         norms = [None if g is None else norm(g) / scale for g in _summed(grads)] if self.several else mine
         own = norm(tf.stack([n for n in mine if n is not None] or [0.0]))
@@ -110,12 +110,6 @@ class NormProbe(Probe):
             if n is not None:
                 columns[self.index[id(v)]] = n
         return columns
-
-    def _loss_scale(self):
-        optimizer = self.optimizer
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            return tf.cast(optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale, tf.float32)
-        return tf.constant(optimizer.loss_scale_factor or 1.0, tf.float32)
 
     def _learning_rate(self):
         optimizer = self.optimizer

@@ -18,6 +18,7 @@ import weakref
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -136,7 +137,11 @@ class Tap:
 
     def wrap(self, owner, name, wrapper):
         """Until the train function returns, owner.name(...) is wrapper(owner.name, ...)."""
-        self._wrapped.enter_context(replaced(owner, name, wrapper))
+        self.enter(replaced(owner, name, wrapper))
+
+    def enter(self, context):
+        """Until the train function returns, the context lasts."""
+        self._wrapped.enter_context(context)
 
     def ring(self, name, width):
         """A new `Ring`, also while the graph is traced."""
@@ -147,8 +152,15 @@ class Tap:
         """In the graph: the number of this training step."""
         return of_this_replica(self.count).read_value()
 
+    def loss_scale(self):
+        """In the graph: what the loss is multiplied by."""
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            built = self.optimizer.built
+            return tf.cast(self.optimizer.dynamic_scale if built else self.optimizer.initial_scale, tf.float32)
+        return tf.constant(self.optimizer.loss_scale_factor or 1.0, tf.float32)
+
     def write(self, ring, columns):
-        """In the graph: `ring.width` numbers of this training step."""
+        """In the graph: `ring.width` numbers of this training step, a list or a tensor."""
         ring.write(self.step(), columns)
 
     def _counted(self, apply, grads, *args, **kwargs):
