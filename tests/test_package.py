@@ -26,6 +26,8 @@ ORDER = [
     "cells.gru",
     "weights",
     "clipping",
+    "trajectory",
+    "gradients",
     "tap",
     "callbacks",
 ]
