@@ -10,8 +10,10 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from keras_gated.events import event_file
+from keras_gated.events import event_file, steps_made
+from keras_gated.gradients import activity_of, gate_names, gates, retention_of
 from keras_gated.profiles import ROWS, Profiles, Summary
+from keras_gated.trajectory import measuring, recurrent_layers
 
 FLOOR = 1e-12  # of the profiles in histograms
 CLIPPED = 1 - 1e-5  # what is longer was rounded, not clipped
@@ -297,9 +299,14 @@ class GradientFlow(TapCallback):
         from keras_gated.dashboard import Chart
 
         sources = self._probe.sources()
-        within = [Chart(f"{s.norm}: median over the time steps, 10 to 90 %", bands=[s.tags("p10", "p50", "p90")]) for s in sources]
+        within = [
+            Chart(f"{s.norm}: median over the time steps, 10 to 90 %", bands=[s.tags("p10", "p50", "p90")])
+            for s in sources
+        ]
         ends = [Chart(f"{s.norm}: first and last time step", s.tags("first", "last")) for s in sources]
-        horizon = Chart("horizon: steps until 1 % of the gradient is left", sum((s.tags("horizon") for s in sources), []))
+        horizon = Chart(
+            "horizon: steps until 1 % of the gradient is left", sum((s.tags("horizon") for s in sources), [])
+        )
         return {"Gradient of every time step": [horizon, *within, *ends]}
 
     def on_train_begin(self, logs=None):
@@ -331,7 +338,9 @@ class GradientFlow(TapCallback):
             epoch = [*([self._epoch[source]] if source in self._epoch else []), profiles]
             self._epoch[source] = Profiles.joined(epoch).thinned(2 * self.COLUMNS)
             for i, step in enumerate(summary.step):
-                numbers = zip(source.tags(*Summary.SCALARS), (getattr(summary, f)[i] for f in Summary.SCALARS), strict=True)
+                numbers = zip(
+                    source.tags(*Summary.SCALARS), (getattr(summary, f)[i] for f in Summary.SCALARS), strict=True
+                )
                 events.setdefault(step, {}).update((tag, n) for tag, n in numbers if not np.isnan(n))
         for step, scalars in sorted(events.items()):
             self._file.write(step, times[step], scalars)
@@ -353,3 +362,99 @@ class GradientFlow(TapCallback):
 
 def _can_draw():
     return importlib.util.find_spec("matplotlib") is not None
+
+
+class GateActivity(keras.callbacks.Callback):
+    """Writes to TensorBoard what the gates of every recurrent layer do on one fixed batch.
+
+    Gates are the chapter's: i, f, o of LSTM; z, r of GRU, where z writes (h = (1 - z) h₋ + z h̃), whatever a layer of
+    Keras calls it.  Scalars, in the run `<log_dir>/gates`, over all units, time steps and examples:
+
+    - gate/<layer>/<gate>/mean;
+    - gate/<layer>/<gate>/low and high: shares below 0.05 and above 0.95, where a gate is as good as shut or open;
+    - gate/<layer>/retention: -1 / ln f in steps, the median over the units: for how long a unit retains what it holds
+      (f is the forget gate, and 1 - z of GRU).
+
+    They are written before the training and then after each epoch, or after each so many training steps.  The model
+    runs without dropout, and is left as it was.
+
+    Args:
+        log_dir: folder, which may be the one of keras.callbacks.TensorBoard and of other callbacks.
+        x: one batch of the model's inputs.
+        every: "epoch", or a number of training steps.
+
+    Attributes:
+        records: {layer: {gate: `GateStatistics`}} of the last time, per time step in the order of processing.
+
+    Raises:
+        ValueError: in fit, for a model without a layer that has gates.
+    """
+
+    RUN = "gates"
+
+    def __init__(self, log_dir, x, every="epoch"):
+        super().__init__()
+        if every != "epoch" and (int(every) != every or every < 1):
+            raise ValueError(f'GateActivity expects every to be "epoch" or a positive integer, received {every!r}.')
+        self.log_dir = os.fspath(log_dir)
+        self.x = x
+        self.every = every
+        self.records = {}
+        self._file = None
+
+    def on_train_begin(self, logs=None):
+        layers = recurrent_layers(self.model)
+        self._gates = {label: names for label, layer in layers.items() if (names := gate_names(layer))}
+        if not self._gates:
+            raise ValueError(
+                f"GateActivity expects a model with an LSTM or GRU layer, received {self.model.name!r} with "
+                f"{', '.join(layers) or 'no recurrent layer'}."
+            )
+        self._measure = measuring(self.model, gates)
+        self._step = self._epoch_begin = steps_made(self.model.optimizer)
+        if self._file is None:
+            from keras_gated.dashboard import charts
+
+            self._file = event_file(os.path.join(self.log_dir, self.RUN))
+            self._file.add(0, time.time(), [charts(self._charts())])
+        self._write()
+
+    def _charts(self):
+        from keras_gated.dashboard import Chart
+
+        def tags(label, names, *what):
+            return [f"gate/{label}/{gate}/{each}" for gate in names for each in what]
+
+        layers = self._gates.items()
+        means = [Chart(f"gates of {label}: mean", tags(label, names, "mean")) for label, names in layers]
+        ends = [
+            Chart(f"gate {gate} of {label}: share below 0.05, above 0.95", tags(label, gate, "low", "high"))
+            for label, names in layers
+            for gate in names
+        ]
+        retention = Chart(
+            "retention: steps in which a factor e is lost", [f"gate/{label}/retention" for label in self._gates]
+        )
+        return {"Gates, on a fixed batch": [retention, *means, *ends]}
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._step = self._epoch_begin + batch + 1
+        if self.every != "epoch" and self._step - self._written >= self.every:
+            self._write()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._epoch_begin = self._step
+        if self.every == "epoch":
+            self._write()
+
+    def _write(self):
+        measured, scalars = self._measure(self.x), {}
+        for label in measured:
+            self.records[label] = activity_of(measured[label])
+            for gate, statistics in self.records[label].items():
+                for what in ("mean", "low", "high"):
+                    scalars[f"gate/{label}/{gate}/{what}"] = np.nanmean(getattr(statistics, what))
+            scalars[f"gate/{label}/retention"] = np.median(retention_of(measured[label]))
+        self._file.write(self._step, time.time(), scalars)
+        self._file.flush()
+        self._written = self._step

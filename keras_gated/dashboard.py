@@ -59,7 +59,9 @@ def image(tag, png, size, description):
 
 def histogram(tag, edges, heights, description):
     """Bars: the k + 1 edges and k heights; drawn behind one another over the training steps."""
-    value = _value(tag, histogram_metadata.create_summary_metadata("", description), (len(heights), 3), types_pb2.DT_DOUBLE)
+    value = _value(
+        tag, histogram_metadata.create_summary_metadata("", description), (len(heights), 3), types_pb2.DT_DOUBLE
+    )
     for left, right, height in zip(edges[:-1], edges[1:], heights, strict=True):
         value.tensor.double_val.extend([left, right, height])
     return value
@@ -68,7 +70,9 @@ def histogram(tag, edges, heights, description):
 def _value(tag, metadata, shape, dtype=types_pb2.DT_STRING):
     value = summary_pb2.Summary.Value(tag=tag, metadata=metadata)
     value.metadata.data_class = (
-        summary_pb2.DATA_CLASS_BLOB_SEQUENCE if metadata.plugin_data.plugin_name == "images" else summary_pb2.DATA_CLASS_TENSOR
+        summary_pb2.DATA_CLASS_BLOB_SEQUENCE
+        if metadata.plugin_data.plugin_name == "images"
+        else summary_pb2.DATA_CLASS_TENSOR
     )
     value.tensor.dtype = dtype
     value.tensor.tensor_shape.SetInParent()

@@ -70,3 +70,11 @@ def event_file(folder):
     if file is None:
         file = _files[key] = EventFile(folder)
     return file
+
+
+def steps_made(optimizer):
+    """Where the axis of training steps begins: what the optimizer has made, if it comes from a checkpoint."""
+    accumulating = optimizer
+    while hasattr(accumulating, "inner_optimizer"):
+        accumulating = accumulating.inner_optimizer
+    return int(optimizer.iterations) * (accumulating.gradient_accumulation_steps or 1)

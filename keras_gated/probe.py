@@ -18,6 +18,7 @@ from keras.src import backend
 from keras_gated.clipping import replaced
 from keras_gated.equations import Pair, watched
 from keras_gated.recurrence import Recurrent, RecurrentCell
+from keras_gated.trajectory import tapped
 
 RNN = keras.layers.RNN
 LOOPS = [owner.inner_loop for owner in (RNN, keras.layers.LSTM, keras.layers.GRU)]  # those that are understood
@@ -63,7 +64,7 @@ def probed(layer, attach):
             return run(sequences, initial_state, mask, training=training, probe=probe)
         return _kerass_loop(layer, Pair(sequences, probe), initial_state, mask, training)
 
-    return replaced(layer, "inner_loop", inner_loop)
+    return tapped(layer, inner_loop)
 
 
 def _kerass_loop(layer, pairs, initial_state, mask, training):

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_gated.clipping import replaced
+from keras_gated.events import steps_made
 from keras_gated.ring import Ring, of_this_replica, one_per_replica
 
 DRAIN_EVERY = 256  # steps
@@ -107,7 +108,7 @@ class Tap:
     def _begin(self):
         """At the first step of a fit, when all callbacks have joined and all weights have been restored."""
         self.begun, self.drained_at = True, time.time()
-        self.drained = max(self.drained or _steps_of(self.optimizer), *(probe.next_step for probe in self.probes))
+        self.drained = max(self.drained or steps_made(self.optimizer), *(probe.next_step for probe in self.probes))
         for part in self.count:
             part.assign(self.drained)
         if self.traced_for != self.probes:
@@ -218,11 +219,3 @@ def _deliver_all():
     """What a fit has left that was broken off, and the program with it."""
     for tap in list(_taps.values()):
         tap.deliver()
-
-
-def _steps_of(optimizer):
-    """How many steps it has made, if it comes from a checkpoint."""
-    accumulating = optimizer
-    while hasattr(accumulating, "inner_optimizer"):
-        accumulating = accumulating.inner_optimizer
-    return int(optimizer.iterations.numpy()) * (accumulating.gradient_accumulation_steps or 1)
