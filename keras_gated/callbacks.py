@@ -1,52 +1,168 @@
 """Callbacks for model.fit that write what was measured to TensorBoard."""
 
+import importlib.util
 import os
 import time
+import warnings
+from abc import abstractmethod
 from typing import NamedTuple
 
 import keras
 import numpy as np
 
-RUN = "gradients"  # a run folder of its own: TensorBoard loses data where two writers share one
-DRAIN_EVERY = 256  # batches
+from keras_gated.events import event_file, steps_made
+from keras_gated.gradients import activity_of, gate_names, gates, retention_of
+from keras_gated.profiles import ROWS, Profiles, Summary
+from keras_gated.trajectory import measuring, recurrent_layers
+
+FLOOR = 1e-12  # of the profiles in histograms
+CLIPPED = 1 - 1e-5  # what is longer was rounded, not clipped
+
+
+class TapCallback(keras.callbacks.Callback):
+    """A callback that sees inside the training step (TensorFlow backend), through a probe of `keras_gated.tap`.
+
+    Args:
+        log_dir: folder, which may be the one of keras.callbacks.TensorBoard and of other callbacks.
+        every: write each `every`-th step only.
+    """
+
+    RUN = None  # the folder in log_dir: a run of its own, for TensorBoard loses data where two writers share one
+
+    def __init__(self, log_dir, every=1):
+        super().__init__()
+        if int(every) != every or every < 1:
+            raise ValueError(f"{type(self).__name__} expects every to be a positive integer, received {every!r}.")
+        self.log_dir = os.fspath(log_dir)
+        self.every = int(every)
+        self._tap = self._probe = self._file = None
+
+    @abstractmethod
+    def _make_probe(self, tap):
+        """-> `Probe`, whenever the model has been compiled anew."""
+
+    @abstractmethod
+    def _charts(self):
+        """-> {title: [`Chart`]}, for TensorBoard's page Custom Scalars."""
+
+    def on_train_begin(self, logs=None):
+        if keras.backend.backend() != "tensorflow":
+            raise ValueError(
+                f"{type(self).__name__} expects the TensorFlow backend, received {keras.backend.backend()!r}. "
+                "Train without the callback, or set KERAS_BACKEND=tensorflow."
+            )
+        from keras_gated.tap import tap_of
+
+        tap = tap_of(self.model)
+        if tap is not self._tap:
+            if self._tap:
+                self._tap.deliver()  # what a fit that was broken off has left
+            probe = self._make_probe(tap)
+            probe.next_step = self._probe.next_step if self._probe else 0
+            self._tap, self._probe = tap, probe
+        if self._file is None:  # one for all fits: TensorBoard may read a second one out of order
+            from keras_gated.dashboard import charts
+
+            self._file = event_file(os.path.join(self.log_dir, self.RUN))
+            self._file.add(0, time.time(), [charts(self._charts())])
+        tap.join(self._probe, self.params)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._tap.install()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._tap.remove()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._tap.remove()  # the last batch of data of unknown length begins and does not end
+        self._tap.deliver()
+
+    def on_train_end(self, logs=None):
+        self._tap.leave()
 
 
 class Records(NamedTuple):
-    """Norms of S training steps."""
+    """Norms of S training steps of which R replicas took part."""
 
-    step: np.ndarray  # (S,) true training steps, from 0
+    step: np.ndarray  # (S,) true training steps
     raw: np.ndarray  # (S,) of the whole gradient before clipping
     clipped: np.ndarray  # (S,) of the whole gradient as the optimizer used it
+    updated: np.ndarray  # (S,) whether the optimizer made an update: not where it accumulated or left the step out
+    loss_scale: np.ndarray  # (S,) that was taken out, 1 without loss scaling
+    learning_rate: np.ndarray  # (S,) NaN where there are several, or only a Python function knows
+    replicas: np.ndarray  # (S, R) of what each replica adds to the whole gradient
     variables: dict  # path: (S,) of one variable's gradient before clipping, NaN where it had none
 
+    @property
+    def finite(self):
+        """(S,) whether the whole gradient has neither inf nor NaN."""
+        return np.isfinite(self.raw)
+
     @classmethod
-    def of(cls, norms, paths, first_step):
-        """From the `Norms` of a tap, its variables' paths and the number of its step 0."""
+    def of(cls, norms, paths):
+        """From the `Norms` of a probe and its variables' paths."""
         raw, clipped = (np.sqrt(np.sum(n**2, axis=1)) for n in (norms.raw, norms.clipped))
-        each = np.where(norms.present, norms.raw, np.nan).T
-        return cls(norms.step + first_step, raw, clipped, dict(zip(paths, each, strict=True)))
+        each = np.where(norms.present, norms.raw, np.nan).astype(np.float32).T
+        rest = (norms.updated, norms.loss_scale, norms.learning_rate, norms.replicas)
+        return cls(norms.step, raw, clipped, *rest, dict(zip(paths, each, strict=True)))
 
-    def followed_by(self, other):
-        paths = dict.fromkeys([*self.variables, *other.variables])
-        none = [np.full(len(r.step), np.nan) for r in (self, other)]
+    @classmethod
+    def joined(cls, pieces):
+        """One after the other."""
+        if len(pieces) == 1:
+            return pieces[0]
+        none = [np.zeros(0), np.zeros(0), np.zeros(0, bool), np.zeros(0), np.zeros(0)]
+        if not pieces:
+            return cls(np.zeros(0, np.int64), *none, np.zeros((0, 1)), {})
+        absent = [np.full(len(r.step), np.nan, np.float32) for r in pieces]
         variables = {
-            path: np.concatenate([r.variables.get(path, absent) for r, absent in zip((self, other), none, strict=True)])
-            for path in paths
+            path: np.concatenate([r.variables.get(path, nan) for r, nan in zip(pieces, absent, strict=True)])
+            for path in dict.fromkeys(path for r in pieces for path in r.variables)
         }
-        return Records(*map(np.concatenate, zip(self[:3], other[:3], strict=True)), variables)
+        replicas = max(r.replicas.shape[1] for r in pieces)
+        widened = [
+            np.pad(r.replicas, ((0, 0), (0, replicas - r.replicas.shape[1])), constant_values=np.nan) for r in pieces
+        ]
+        columns = [np.concatenate(column) for column in list(zip(*pieces, strict=True))[:-2]]
+        return cls(*columns, np.concatenate(widened), variables)
+
+    def summary(self):
+        """What goes into the logs of an epoch: of its updates with a finite gradient, and how many were not."""
+        used = self.updated & self.finite
+        raw, clipped = self.raw[used], self.clipped[used]
+        some = len(raw) > 0
+        return {
+            "gradient_norm": float(np.median(raw)) if some else np.nan,
+            "gradient_norm_max": float(np.max(raw)) if some else np.nan,
+            "clipped_share": float(np.mean(clipped < raw * CLIPPED)) if some else 0.0,
+            "nonfinite_steps": int(np.sum(~self.finite)),
+        }
 
 
-class GradientNorms(keras.callbacks.Callback):
+class GradientNorms(TapCallback):
     """Writes the gradient norms of every training step to TensorBoard (TensorFlow backend).
 
     Nothing changes in the model, its compile call or what it learns.  Scalars, in the run `<log_dir>/gradients`:
 
-    - grad_norm/raw: norm of the whole gradient before clipping, loss scaling taken out;
-    - grad_norm/clipped: the same after clipnorm, global_clipnorm or clipvalue of the optimizer;
-    - grad_norm_variable/<variable.path>: norm of one variable's gradient before clipping.
+    - grad_norm/raw: norm of the whole gradient before clipping: loss scaling taken out, summed over replicas, the mean
+      where gradients are accumulated, equal rows of an embedding added up;
+    - grad_norm/clipped: the same after clipping, as it is applied;
+    - grad_norm/clip_ratio: clipped / raw, where the optimizer made an update;
+    - grad_norm/nonfinite: 1 in a step whose gradient has an inf or NaN, else 0;
+    - grad_norm/loss_scale, under loss scaling, and grad_norm/learning_rate of an optimizer that has one;
+    - grad_norm_variable/<variable.path>: norm of one variable's gradient before clipping;
+    - grad_norm_replica/<replica>: norm of what one of several replicas adds to the gradient.
 
-    The axis is the true training step 0, 1, 2, ..., also with steps_per_execution > 1, and goes on when `fit` is
-    called again.  (Keras's own TensorBoard callback counts executions.)
+    A training step is one call of `optimizer.apply`: a train_step of your own that calls it three times makes three
+    steps, each with the variables it was called for.  The axis is the true step, also with steps_per_execution > 1; it
+    starts at the optimizer's iterations, 0 for a new one, and goes on when `fit` is called again.  (Keras's own
+    TensorBoard callback counts executions, and starts again.)
+
+    At the end of an epoch its logs receive, for the callbacks that stand behind this one in the list and for History:
+    gradient_norm (median of the updates) and gradient_norm_max, both before clipping and of finite gradients;
+    clipped_share, of those updates; and nonfinite_steps.
+
+    With several replicas the gradients are summed over them once more, where Keras clips each by itself.
 
     Args:
         log_dir: folder, which may be the one of keras.callbacks.TensorBoard.
@@ -57,102 +173,288 @@ class GradientNorms(keras.callbacks.Callback):
         records: `Records` of all steps so far, thinned or not.
 
     Raises:
-        ValueError: in fit, on another backend, for a model that is trained on several replicas or by several
-            optimizers, and for a second GradientNorms.
+        ValueError: in fit, on another backend, and for a second GradientNorms.
     """
 
+    RUN = "gradients"
+
     def __init__(self, log_dir, per_variable=True, every=1):
-        super().__init__()
-        if int(every) != every or every < 1:
-            raise ValueError(f"GradientNorms expects every to be a positive integer, received {every!r}.")
-        self.log_dir = os.fspath(log_dir)
+        super().__init__(log_dir, every)
         self.per_variable = per_variable
-        self.every = int(every)
-        self.records = Records(np.zeros(0, np.int64), np.zeros(0), np.zeros(0), {})
-        self._tap = None
-        self._writer = None
+        self._pieces, self._epoch = [], []
+
+    @property
+    def records(self):
+        if self._tap:
+            self._tap.deliver()
+        self._pieces = [Records.joined(self._pieces)]
+        return self._pieces[0]
+
+    def _make_probe(self, tap):
+        from keras_gated.norms import NormProbe
+
+        return NormProbe(tap, self._receive)
+
+    def _charts(self):
+        from keras_gated.dashboard import Chart
+
+        charts = [
+            Chart("the whole gradient, before and after clipping", ("grad_norm/raw", "grad_norm/clipped")),
+            Chart("what clipping leaves: clipped / raw", ("grad_norm/clip_ratio",)),
+        ]
+        if self.per_variable:
+            charts.append(Chart("each variable's gradient, before clipping", ("grad_norm_variable/",)))
+        return {"Norm of the gradient, every training step": charts}
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        if logs is not None:
+            logs.update(Records.joined(self._epoch).summary())
+
+    def _receive(self, norms, times):
+        records = Records.of(norms, self._probe.paths)
+        self._pieces.append(records)
+        self._epoch.append(records)
+        for i in np.flatnonzero(records.step % self.every == 0):
+            self._file.write(records.step[i], times[i], self._scalars(records, norms, i))
+        self._file.flush()
+
+    def _scalars(self, records, norms, i):
+        raw, clipped, finite = records.raw[i], records.clipped[i], records.finite[i]
+        scalars = {"grad_norm/raw": raw, "grad_norm/clipped": clipped, "grad_norm/nonfinite": not finite}
+        if finite and records.updated[i]:
+            scalars["grad_norm/clip_ratio"] = clipped / raw if raw else 1.0
+        if self._probe.scaled:
+            scalars["grad_norm/loss_scale"] = records.loss_scale[i]
+        if not np.isnan(records.learning_rate[i]):
+            scalars["grad_norm/learning_rate"] = records.learning_rate[i]
+        if self._probe.several:
+            scalars |= {f"grad_norm_replica/{r}": n for r, n in enumerate(records.replicas[i])}
+        if self.per_variable:
+            present = np.flatnonzero(norms.present[i])
+            scalars |= {f"grad_norm_variable/{self._probe.paths[v]}": norms.raw[i, v] for v in present}
+        return scalars
+
+
+class GradientFlow(TapCallback):
+    """Writes ‖∂L/∂h_t‖ of every time step in every training step to TensorBoard (TensorFlow backend).
+
+    It is the total gradient of the training step itself, through the recurrence: which time steps the error reaches.
+    Of LSTM ‖∂L/∂c_t‖ is written as well, the way of c_t through h_t included.  It is measured in every recurrent layer:
+    ours, those of keras.layers, keras.layers.RNN of any cell, halves of a Bidirectional; t is always the place in the
+    sequence, whichever way a layer runs.  A norm is that of one example's row of the gradient of the loss, which is a
+    mean over the batch, loss scaling taken out; shown is its mean over the examples that have the time step.  Nothing
+    changes in the model, its compile call or what it learns.
+
+    In the run `<log_dir>/time_steps`, below time_step_norm/<layer>, and time_step_norm/<layer>/c for c_t:
+
+    - p10, p50, p90: percentiles over the time steps; first, last: the first and the last time step;
+    - horizon: how many steps before the loss less than 1 % of the gradient there is left;
+    - heatmap, at the end of an epoch: all time steps of its training steps, at most 512 (needs matplotlib);
+    - profile, at the end of an epoch: the mean over its training steps, as a histogram whose bars are time steps and
+      whose heights are decades above 1e-12.
+
+    Sequences of any length share 128 rows, from the first to the last time step.  A layer that a model calls more than
+    once has a second name, <layer>_call_2.  On a GPU, layers of Keras do without their fused kernel meanwhile.
+
+    Args:
+        log_dir: folder, which may be the one of keras.callbacks.TensorBoard and of other callbacks.
+        layers: the recurrent layers to watch, as objects or by name; all by default.
+        every: write each `every`-th training step only, into scalars and heat maps.
+
+    Attributes:
+        records: {layer or layer/c: `Summary`} of all steps that were written.
+        profiles: {layer or layer/c: `Profiles`} of the epoch that ended last, at most 512 training steps of it.
+
+    Raises:
+        ValueError: in fit, on another backend, for a model without a recurrent layer, for a layer that is not in it,
+            and for a second GradientFlow.
+    """
+
+    RUN = "time_steps"
+    COLUMNS = 512
+
+    def __init__(self, log_dir, layers=None, every=1):
+        super().__init__(log_dir, every)
+        self.layers = layers
+        self.profiles = {}
+        self._pieces, self._epoch = {}, {}
+
+    @property
+    def records(self):
+        if self._tap:
+            self._tap.deliver()
+        self._pieces = {name: [Summary.joined(pieces)] for name, pieces in self._pieces.items()}
+        return {name: summary for name, (summary,) in self._pieces.items()}
+
+    def _make_probe(self, tap):
+        from keras_gated.time_steps import TimeStepProbe, watchable
+
+        return TimeStepProbe(tap, watchable(self.model, self.layers), self._receive)
+
+    def _charts(self):
+        from keras_gated.dashboard import Chart
+
+        sources = self._probe.sources()
+        within = [
+            Chart(f"{s.norm}: median over the time steps, 10 to 90 %", bands=[s.tags("p10", "p50", "p90")])
+            for s in sources
+        ]
+        ends = [Chart(f"{s.norm}: first and last time step", s.tags("first", "last")) for s in sources]
+        horizon = Chart(
+            "horizon: steps until 1 % of the gradient is left", sum((s.tags("horizon") for s in sources), [])
+        )
+        return {"Gradient of every time step": [horizon, *within, *ends]}
 
     def on_train_begin(self, logs=None):
-        if keras.backend.backend() != "tensorflow":
-            raise ValueError(
-                f"GradientNorms expects the TensorFlow backend, received {keras.backend.backend()!r}. "
-                "Train without the callback, or set KERAS_BACKEND=tensorflow."
+        super().on_train_begin(logs)
+        if not _can_draw():
+            warnings.warn(
+                "GradientFlow writes no heat maps, as matplotlib is not installed: pip install 'keras_gated[plots]'.",
+                stacklevel=2,
             )
-        from keras_gated.tap import Tap, release
 
-        release(self.model)
-        if self._writer is None:  # one file for all fits: TensorBoard may read a second one out of order
-            self._writer = ScalarWriter(os.path.join(self.log_dir, RUN))
-        self._batches, self._drained_at = 0, time.time()
-        if self._tap is not None:
-            self._write()  # what a fit that was broken off has left
-        if self._tap is None or not self._tap.fits(self.model):
-            capacity = (DRAIN_EVERY + self.model.steps_per_execution) * 2
-            self._tap = Tap(self.model, capacity, on_failure=self._write)
-            self._first_step = len(self.records.step)
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = {}
 
-    def on_train_batch_begin(self, batch, logs=None):
-        self._tap.install()
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        self.profiles = {}
+        for source, profiles in self._epoch.items():
+            self.profiles[source.name] = profiles = profiles.thinned(self.COLUMNS)
+            if len(profiles.step):
+                self._file.add(profiles.step[-1], time.time(), self._pictures(source, profiles))
+        self._file.flush()
+
+    def _receive(self, received, times):
+        events = {}  # all numbers of a step go into one
+        for source, profiles in received.items():
+            profiles = profiles.taken(profiles.step % self.every == 0)
+            summary = Summary.of(profiles, source.backwards)
+            self._pieces.setdefault(source.name, []).append(summary)
+            epoch = [*([self._epoch[source]] if source in self._epoch else []), profiles]
+            self._epoch[source] = Profiles.joined(epoch).thinned(2 * self.COLUMNS)
+            for i, step in enumerate(summary.step):
+                numbers = zip(
+                    source.tags(*Summary.SCALARS), (getattr(summary, f)[i] for f in Summary.SCALARS), strict=True
+                )
+                events.setdefault(step, {}).update((tag, n) for tag, n in numbers if not np.isnan(n))
+        for step, scalars in sorted(events.items()):
+            self._file.write(step, times[step], scalars)
+        self._file.flush()
+
+    def _pictures(self, source, profiles):
+        from keras_gated.dashboard import histogram, image
+
+        (histogram_tag, image_tag), T = source.tags("profile", "heatmap"), profiles.length.max()
+        about = f"{source.norm}, median over the epoch. Across: time step t. Up: decades above {FLOOR:g}."
+        values = [histogram(histogram_tag, np.linspace(0, T, ROWS + 1), profiles.decades_above(FLOOR), about)]
+        if _can_draw():
+            from keras_gated.plots import png, time_steps_over_training
+
+            about = f"{source.norm} of every time step t (up) in every training step (across)."
+            values.append(image(image_tag, *png(time_steps_over_training(profiles, source.norm)), about))
+        return values
+
+
+def _can_draw():
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+class GateActivity(keras.callbacks.Callback):
+    """Writes to TensorBoard what the gates of every recurrent layer do on one fixed batch.
+
+    Gates are the chapter's: i, f, o of LSTM; z, r of GRU, where z writes (h = (1 - z) h₋ + z h̃), whatever a layer of
+    Keras calls it.  Scalars, in the run `<log_dir>/gates`, over all units, time steps and examples:
+
+    - gate/<layer>/<gate>/mean;
+    - gate/<layer>/<gate>/low and high: shares below 0.05 and above 0.95, where a gate is as good as shut or open;
+    - gate/<layer>/retention: -1 / ln f in steps, the median over the units: for how long a unit retains what it holds
+      (f is the forget gate, and 1 - z of GRU).
+
+    They are written before the training and then after each epoch, or after each so many training steps.  The model
+    runs without dropout, and is left as it was.
+
+    Args:
+        log_dir: folder, which may be the one of keras.callbacks.TensorBoard and of other callbacks.
+        x: one batch of the model's inputs.
+        every: "epoch", or a number of training steps.
+
+    Attributes:
+        records: {layer: {gate: `GateStatistics`}} of the last time, per time step in the order of processing.
+
+    Raises:
+        ValueError: in fit, for a model without a layer that has gates.
+    """
+
+    RUN = "gates"
+
+    def __init__(self, log_dir, x, every="epoch"):
+        super().__init__()
+        if every != "epoch" and (int(every) != every or every < 1):
+            raise ValueError(f'GateActivity expects every to be "epoch" or a positive integer, received {every!r}.')
+        self.log_dir = os.fspath(log_dir)
+        self.x = x
+        self.every = every
+        self.records = {}
+        self._file = None
+
+    def on_train_begin(self, logs=None):
+        layers = recurrent_layers(self.model)
+        self._gates = {label: names for label, layer in layers.items() if (names := gate_names(layer))}
+        if not self._gates:
+            raise ValueError(
+                f"GateActivity expects a model with an LSTM or GRU layer, received {self.model.name!r} with "
+                f"{', '.join(layers) or 'no recurrent layer'}."
+            )
+        self._measure = measuring(self.model, gates)
+        self._step = self._epoch_begin = steps_made(self.model.optimizer)
+        if self._file is None:
+            from keras_gated.dashboard import charts
+
+            self._file = event_file(os.path.join(self.log_dir, self.RUN))
+            self._file.add(0, time.time(), [charts(self._charts())])
+        self._write()
+
+    def _charts(self):
+        from keras_gated.dashboard import Chart
+
+        def tags(label, names, *what):
+            return [f"gate/{label}/{gate}/{each}" for gate in names for each in what]
+
+        layers = self._gates.items()
+        means = [Chart(f"gates of {label}: mean", tags(label, names, "mean")) for label, names in layers]
+        ends = [
+            Chart(f"gate {gate} of {label}: share below 0.05, above 0.95", tags(label, gate, "low", "high"))
+            for label, names in layers
+            for gate in names
+        ]
+        retention = Chart(
+            "retention: steps in which a factor e is lost", [f"gate/{label}/retention" for label in self._gates]
+        )
+        return {"Gates, on a fixed batch": [retention, *means, *ends]}
 
     def on_train_batch_end(self, batch, logs=None):
-        self._tap.remove()
-        self._batches += self.model.steps_per_execution
-        if self._batches >= DRAIN_EVERY:
+        self._step = self._epoch_begin + batch + 1
+        if self.every != "epoch" and self._step - self._written >= self.every:
             self._write()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._tap.remove()  # the last batch of data of unknown length begins and does not end
-        self._write()
-
-    def on_train_end(self, logs=None):
-        self._write()
+        self._epoch_begin = self._step
+        if self.every == "epoch":
+            self._write()
 
     def _write(self):
-        norms = self._tap.drain()
-        self._batches, begin, self._drained_at = 0, self._drained_at, time.time()
-        if norms is None:
-            return
-        new = Records.of(norms, self._tap.paths, self._first_step)
-        self.records = self.records.followed_by(new)
-        times = np.linspace(begin, self._drained_at, len(new.step) + 1)[1:]
-        for i in np.flatnonzero(new.step % self.every == 0):
-            scalars = {"grad_norm/raw": new.raw[i], "grad_norm/clipped": new.clipped[i]}
-            if self.per_variable:
-                present = np.flatnonzero(norms.present[i])
-                scalars |= {f"grad_norm_variable/{self._tap.paths[v]}": norms.raw[i, v] for v in present}
-            self._writer.write(new.step[i], times[i], scalars)
-        self._writer.flush()
-
-
-class ScalarWriter:
-    """Writes many scalars of one step as one event.
-
-    Each tf.summary.scalar is an operation of its own, too slow for every step; here protocol buffers go straight
-    to TensorBoard's event file.
-    """
-
-    def __init__(self, folder):
-        from tensorboard.compat.proto import event_pb2, summary_pb2, types_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._file = EventFileWriter(folder)
-        self._described = set()
-        self._event, self._float = event_pb2.Event, types_pb2.DT_FLOAT
-        self._metadata = summary_pb2.SummaryMetadata(
-            plugin_data={"plugin_name": "scalars"}, data_class=summary_pb2.DATA_CLASS_SCALAR
-        )
-
-    def write(self, step, wall_time, scalars):
-        event = self._event(step=int(step), wall_time=wall_time)
-        for tag, number in scalars.items():
-            value = event.summary.value.add(tag=tag)
-            if tag not in self._described:  # once per file
-                value.metadata.CopyFrom(self._metadata)
-                self._described.add(tag)
-            value.tensor.dtype = self._float
-            value.tensor.tensor_shape.SetInParent()
-            value.tensor.float_val.append(number)
-        self._file.add_event(event)
-
-    def flush(self):
+        measured, scalars = self._measure(self.x), {}
+        for label in measured:
+            self.records[label] = activity_of(measured[label])
+            for gate, statistics in self.records[label].items():
+                for what in ("mean", "low", "high"):
+                    scalars[f"gate/{label}/{gate}/{what}"] = np.nanmean(getattr(statistics, what))
+            scalars[f"gate/{label}/retention"] = np.median(retention_of(measured[label]))
+        self._file.write(self._step, time.time(), scalars)
         self._file.flush()
+        self._written = self._step

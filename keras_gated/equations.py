@@ -4,8 +4,9 @@ A cell writes its equations once, on keras.ops.  The sweep of sweep.py runs them
 gradient; anybody else (a single step, keras.layers.RNN, `loop`) runs `advance` and lets autodiff find it.
 """
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -24,6 +25,9 @@ class Equations(NamedTuple):
     is the gradient of p; each function in U_T maps a gradient of h U back to one of h.
 
     `weight_gradient(da, h_prev, saved) -> (dU,) or (dU, db_u)`: over many steps at once, rows in place of B.
+
+    `total_gradient(saved, states, d_states) -> d_states`: the gradient of each state with what it does through the
+    other states of the same time, which d_states, the gradient of what a step hands out, counts for them alone.
     """
 
     gates: tuple[str, ...]  # the blocks of W, U and b, in the order of memory
@@ -34,6 +38,7 @@ class Equations(NamedTuple):
     step_gradient: Callable
     weight_gradient: Callable
     recurrent_bias: bool = False  # whether h U has a bias of its own, b_u
+    total_gradient: Callable = lambda saved, states, d_states: d_states
 
     def recurrent(self, weights, h_mask=None):
         """The functions h -> h U of `step`.  h_mask (B, N) is recurrent dropout."""
@@ -57,23 +62,61 @@ class Equations(NamedTuple):
         ends = [sum(self.products[: i + 1]) * units for i in range(len(self.products))]
         return [slice(end - n * units, end) for end, n in zip(ends, self.products, strict=True)]
 
-    def advance(self, x, states, weights, x_mask=None, h_mask=None):
-        """One step from x (B, D): -> h, states, in the dtype of x."""
+    def advance(self, x, states, weights, x_mask=None, h_mask=None, probe=None):
+        """One step from x (B, D): -> h, states, in the dtype of x.  For the probe see `watched`."""
         dtype = arithmetic_dtype(x.dtype)
         cast = lambda a: None if a is None else ops.cast(a, dtype)  # noqa: E731
         weights = [cast(w) for w in weights]
         W, b, *_ = weights
         p = ops.split(ops.matmul(_masked(cast(x), cast(x_mask)), W) + b, len(self.gates), axis=-1)
-        states, _ = self.step(p, [cast(s) for s in states], *self.recurrent(weights, cast(h_mask)))
+        new, saved = self.step(p, [cast(s) for s in states], *self.recurrent(weights, cast(h_mask)))
+        states = new if probe is None else watched(new, probe, functools.partial(self.total_gradient, saved, new))
         states = [ops.cast(s, x.dtype) for s in states]
         return states[0], states
 
 
-def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False):
+def watched(states, probe, total_gradient):
+    """The states, unchanged.  A probe is zeros, (B, S), one for each state; its gradient is, in place of the slope,
+    the norm of the total gradient of each state, example by example."""
+
+    @ops.custom_gradient
+    def identity(probe, *states):
+        def gradient(*d_states):
+            return norms(total_gradient(d_states)), *d_states
+
+        return states, gradient
+
+    return identity(probe, *states)
+
+
+def norms(d_states):
+    """(B, ...) each -> (B, S), in float32 at least.  Scaled by the largest: a square may not be representable."""
+
+    def norm(d):
+        d = ops.reshape(ops.cast(d, arithmetic_dtype(d.dtype)), (ops.shape(d)[0], -1))
+        largest = ops.max(ops.abs(d), axis=1)
+        scale = ops.where(ops.isfinite(largest) & (largest > 0), largest, 1)
+        return scale * ops.sqrt(ops.sum(ops.square(d / scale[:, None]), axis=1))
+
+    return ops.stack([norm(d) for d in d_states], axis=1)
+
+
+class Pair(NamedTuple):
+    """A sequence x and its probe, for Keras's loop, which asks its inputs for a shape."""
+
+    x: Any
+    probe: Any
+
+    @property
+    def shape(self):
+        return self.x.shape
+
+
+def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False, probe=None):
     """Keras's loop over time, under autodiff; reversal and masks, in which its backends differ, are done here.
 
     Args:
-        step: x_t (B, D), states -> h, states.
+        step: x_t (B, D), states -> h, states; of a `Pair` in place of x_t where there is a probe.
         x: (B, T, D).
         states: the initial states.
         mask: (B, T) in the order of processing, False where the state stays as it was; or None.
@@ -81,12 +124,15 @@ def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False):
         go_backwards: read x from its end.
         sequences: whether the outputs of all times are wanted.
         unroll: one copy of the step per time step instead of a loop.
+        probe: zeros (B, T, S) that go along with x, as they come: see `watched`.
 
     Returns:
         The outputs, (B, T, N) or None, and the final states.
     """
     x = ops.flip(x, axis=1) if go_backwards else x
     x = x if mask is None else ops.where(mask[..., None], x, 0)  # no gradient may meet what padding holds
+    if probe is not None:
+        x = Pair(x, ops.flip(probe, axis=1) if go_backwards else probe)
     _, outputs, states = backend.rnn(
         step,
         x,

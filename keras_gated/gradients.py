@@ -20,12 +20,7 @@ import numpy as np
 from keras import ops
 
 from keras_gated.recurrence import RecurrentCell
-from keras_gated.trajectory import (
-    LayerInput,
-    layer_input,
-    recurrent_layers,
-    trajectory,
-)
+from keras_gated.trajectory import LayerInput, checked, layer_input, recurrent_layers, states_on
 
 __all__ = ["GateStatistics", "LayerInput", "gate_activity", "layer_input", "recurrent_layers", "retention_time"]
 
@@ -59,8 +54,16 @@ def gate_activity(layer, x, mask=None, initial_state=None):
     Raises:
         ValueError: for a layer without gates.
     """
-    given = trajectory(layer, x, mask, initial_state)
-    return {gate: _statistics(values, given.valid) for gate, values in _gates(layer, given).items()}
+    return activity_of(_gates_on(layer, x, mask, initial_state))
+
+
+def gate_names(layer):
+    """The chapter's letters for the gates of a layer; none for a layer without gates that are known."""
+    cell = layer.cell
+    if isinstance(cell, RecurrentCell):
+        return tuple(gate for gate in cell.equations.gates if gate in cell.equations.saved)
+    known = {keras.layers.LSTMCell: ("i", "f", "o"), keras.layers.GRUCell: ("z", "r")}
+    return next((names for kind, names in known.items() if isinstance(cell, kind)), ())
 
 
 def retention_time(layer, x, mask=None, initial_state=None):
@@ -78,24 +81,49 @@ def retention_time(layer, x, mask=None, initial_state=None):
     Raises:
         ValueError: for a layer that has neither gate.
     """
-    given = trajectory(layer, x, mask, initial_state)
-    f = _retained(layer, given)
+    return retention_of(_gates_on(layer, x, mask, initial_state))
+
+
+class Gates(NamedTuple):
+    """The gates of a layer on one batch, in the order of processing."""
+
+    values: dict  # gate: (B, T, N)
+    valid: np.ndarray  # (B, T) bool
+
+
+def gates(layer, x, mask=None, initial_state=None):
+    """`Gates` of tensors, also while a graph is made; None for a layer without gates that are known."""
+    if not gate_names(layer):
+        return None
+    x, states, valid = states_on(layer, x, mask, initial_state)
+    B, T, D = *ops.shape(x)[:2], x.shape[2]
+    rows = ops.reshape(x, (B * T, D)), ops.reshape(states[:, :-1], (B * T, states.shape[2]))
+    values = {gate: ops.reshape(a, (B, T, a.shape[1])) for gate, a in _gates_of_cell(layer.cell, *rows).items()}
+    return Gates(values, ops.ones((B, T), "bool") if valid is None else valid)
+
+
+def _gates_on(layer, x, mask, initial_state):
+    x, mask = checked(layer, np.asarray(x), mask)
+    found = gates(layer, x, None if mask.all() else mask, initial_state)
+    if found is None:
+        kind = type(layer.cell)
+        raise ValueError(
+            f"Expected a layer with gates that are known, LSTM or GRU of keras_gated or keras.layers, received one of "
+            f"{kind.__module__}.{kind.__name__}."
+        )
+    return keras.tree.map_structure(ops.convert_to_numpy, found)
+
+
+def activity_of(gates):
+    """{gate: `GateStatistics`} of `Gates`."""
+    return {gate: _statistics(values, gates.valid) for gate, values in gates.values.items()}
+
+
+def retention_of(gates):
+    """(N,) of `Gates`, see `retention_time`."""
+    f = gates.values["f"] if "f" in gates.values else 1 - gates.values["z"]
     with np.errstate(divide="ignore"):
-        return 1 / np.abs(np.log(f[given.valid].astype(np.float64)).mean(axis=0))
-
-
-def _retained(layer, given):
-    gates = _gates(layer, given)
-    if "f" not in gates and "z" not in gates:
-        raise _no_gates(layer.cell, "a forget gate f or an update gate z")
-    return gates["f"] if "f" in gates else 1 - gates["z"]
-
-
-def _gates(layer, given):
-    """{gate: (B, T, N)}."""
-    rows = given.x.reshape(-1, given.x.shape[-1]), given.states[:, :-1].reshape(-1, given.states.shape[-1])
-    gates = _gates_of_cell(layer.cell, *map(ops.convert_to_tensor, rows))
-    return {gate: ops.convert_to_numpy(g).reshape(*given.valid.shape, -1) for gate, g in gates.items()}
+        return 1 / np.abs(np.log(f[gates.valid].astype(np.float64)).mean(axis=0))
 
 
 def _gates_of_cell(cell, x, states):
@@ -111,13 +139,9 @@ def _gates_of_cell(cell, x, states):
     elif isinstance(cell, keras.layers.LSTMCell):
         i, f, _, o = _of_keras(cell, 4, x, states)
         gates = {"i": i, "f": f, "o": o}
-    elif isinstance(cell, keras.layers.GRUCell):
+    else:
         kept, r, _ = _of_keras(cell, 3, x, states)
         gates = {"z": 1 - kept, "r": r}
-    else:
-        gates = {}
-    if not gates:
-        raise _no_gates(cell, "gates that are known")
     return gates
 
 
@@ -128,13 +152,6 @@ def _of_keras(cell, blocks, x, states):
     if cell.use_bias:
         a = a + ops.sum(ops.reshape(cell.bias, (-1, blocks * cell.units)), axis=0)
     return ops.split(cell.recurrent_activation(a), blocks, axis=-1)
-
-
-def _no_gates(cell, expected):
-    return ValueError(
-        f"Expected a layer with {expected}, LSTM or GRU of keras_gated or keras.layers, received one of "
-        f"{type(cell).__module__}.{type(cell).__name__}."
-    )
 
 
 def _statistics(values, valid):

@@ -1,202 +1,221 @@
-"""Gets the gradients out of a running model.fit on TensorFlow, with no change to model, optimizer or compile.
+"""Lets callbacks see inside the training step of a running model.fit on TensorFlow, and changes nothing that it does.
 
-Hidden here: the private places of Keras where gradients pass, how a traced graph is tapped, and the buffer in
-which rows wait on the device.  What comes out are the norms of every training step, in order.
+Hidden here: how a traced training step is tapped, who else meets that, what is a step, and when the host may look.
 
-`Tap` replaces model.train_function by one that is traced afresh while two methods of the optimizer are wrapped.
-They are wrapped only as long as that function runs, so nobody else ever meets a patched optimizer.  In the
-graph, each training step writes one row into a ring on the device; the host reads the ring now and then.
+A `Tap` replaces model.train_function by one that is traced afresh while methods of the optimizer, or of whatever else
+its probes name, are wrapped.  They are wrapped only as long as that function runs, so nobody else ever meets a patched
+object.  In the graph the probes write rows into rings on the device; the host reads the rings now and then.
+
+All callbacks of one fit share one tap.
 """
 
+import atexit
+import contextlib
+import math
+import time
 import warnings
+import weakref
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_gated.clipping import ClipNorm, norm, replaced
+from keras_gated.clipping import replaced
+from keras_gated.events import steps_made
+from keras_gated.ring import Ring, of_this_replica, one_per_replica
 
-ABSENT = -1.0  # marks a variable without a gradient: NaN would hide an overflow
-STAMPS = 1 << 22  # a row carries its step modulo this, exact in float32
+DRAIN_EVERY = 256  # steps
+DRAIN_AFTER = 10.0  # seconds
 
 
-class Norms(NamedTuple):
-    """Norms of S training steps and V variables, unscaled; those of absent gradients are 0."""
+class Drained(NamedTuple):
+    """What S training steps have written."""
 
     step: np.ndarray  # (S,) true training steps
-    raw: np.ndarray  # (S, V) before clipping
-    clipped: np.ndarray  # (S, V) as the optimizer used them; raw where it made no update
-    present: np.ndarray  # (S, V) whether the variable had a gradient
+    time: np.ndarray  # (S,) about when each ended, in seconds since 1970
+    rows: dict  # Ring: `Rows`
+
+
+class Probe(ABC):
+    """What one callback wants of a tap: which methods to wrap, and what to do with the rows they wrote.
+
+    In its wrappers, which run in the graph and in each replica, `tap.step()` is the training step and
+    `tap.write(ring, columns)` writes its row.
+    """
+
+    name = None  # of the callback, for messages
+    next_step = 0  # the first step that this one has not received
+
+    @abstractmethod
+    def install(self, tap):
+        """Called each time the training function runs: calls tap.wrap for every method."""
+
+    @abstractmethod
+    def receive(self, drained):
+        """On the host: the `Drained` steps since the last call."""
 
 
 class Tap:
-    """Taps the training steps of a compiled Keras model.
+    """Taps the training steps of a compiled Keras model.  Get it from `tap_of`.
 
-    Args:
-        model: the model, compiled.
-        capacity: how many steps the ring holds between two calls of `drain`.
-        on_failure: called when a training step raises, so that what was measured before is not lost.
-
-    Raises:
-        ValueError: for a model trained on several replicas or by several optimizers.
+    A step is one call of optimizer.apply, numbered from the optimizer's iterations on.
     """
 
-    def __init__(self, model, capacity, on_failure):
-        self.optimizer = model.optimizer
-        scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-        self.inner = model.optimizer.inner_optimizer if scaled else model.optimizer  # the one that clips
-        several = hasattr(self.inner, "optimizers") and not isinstance(self.inner, ClipNorm)
-        if model.distribute_strategy.num_replicas_in_sync > 1 or several:
-            raise ValueError(
-                "GradientNorms expects one replica and one optimizer, received a model with several. "
-                "Train it without the callback."
-            )
-        self.capacity = capacity
-        self.on_failure = on_failure
-        self.variables = None
-        self.count = tf.Variable(0, dtype=tf.int64, trainable=False, name="tapped_steps")
-        self.drained = 0
-        self.model = model
+    def __init__(self, model):
+        self.model, self.optimizer = model, model.optimizer
+        self.strategy = model.distribute_strategy
         self.plain = model.train_function
-        model.make_train_function(force=True)
-        self.traced = model.train_function
-        self.remove()
+        self.capacity = 2 * (DRAIN_EVERY + model.steps_per_execution)
+        self.count = one_per_replica(np.int64(0), "tapped_steps", self.strategy)
+        self.rings = []
+        self.probes, self.traced_for = [], None
+        self.params, self.begun = None, False
+        self.steps_each = None  # how many an execution makes
+        self.executions, self.drained, self.drained_at = 0, 0, time.time()
+
+    # In the life of a fit.
+
+    def join(self, probe, params):
+        """At train begin, for every fit.  `params` is what Keras gives to all callbacks of one fit."""
+        if self.params is not params or probe in self.probes:
+            self.deliver()  # what a fit that was broken off has left
+            self.probes, self.params, self.begun = [], params, False
+        if any(type(other) is type(probe) for other in self.probes):
+            raise ValueError(f"fit expects one {probe.name} among its callbacks, received several. Leave one.")
+        self.probes.append(probe)
 
     def install(self):
         """For the next training step.  Not longer: whoever raises in between leaves the model as it was."""
-        if isinstance(self.model.train_function, Tap):
-            raise ValueError("fit expects one GradientNorms among its callbacks, received several. Leave one.")
+        if not self.begun:
+            self._begin()
         self.model.train_function = self
 
     def remove(self):
         self.model.train_function = self.plain
 
+    def leave(self):
+        """At train end."""
+        self.remove()
+        self.deliver()
+        self.params = None
+
     def fits(self, model):
         """Whether the model is compiled as it was when this tap was made."""
         return model.optimizer is self.optimizer and model.train_function is self.plain
 
+    def _begin(self):
+        """At the first step of a fit, when all callbacks have joined and all weights have been restored."""
+        self.begun, self.drained_at = True, time.time()
+        self.drained = max(self.drained or steps_made(self.optimizer), *(probe.next_step for probe in self.probes))
+        for part in self.count:
+            part.assign(self.drained)
+        if self.traced_for != self.probes:
+            self.model.make_train_function(force=True)
+            self.traced, self.traced_for, self.steps_each = self.model.train_function, self.probes, None
+
     def __call__(self, iterator):
-        """The train function, run while the optimizer is wrapped."""
+        """The train function, run while the probes' wrappers are in their places."""
+        if self._due():
+            self.deliver()
         try:
-            with (
-                replaced(self.optimizer, "apply", self._tapped_apply),
-                replaced(self.inner, "_clip_gradients", self._tapped_clip),
-            ):
+            with contextlib.ExitStack() as self._wrapped:
+                self.wrap(self.optimizer, "apply", self._counted)
+                for probe in self.probes:
+                    probe.install(self)
+                self.executions += 1
                 return self.traced(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):  # the end of an epoch
             raise
         except BaseException:
             self.remove()
-            self.on_failure()
+            with contextlib.suppress(tf.errors.OpError):  # the device may be what failed
+                self.deliver()
             raise
 
-    # In the graph.
+    # For probes.
 
-    def _tapped_apply(self, apply, grads, trainable_variables=None):
+    def wrap(self, owner, name, wrapper):
+        """Until the train function returns, owner.name(...) is wrapper(owner.name, ...)."""
+        self.enter(replaced(owner, name, wrapper))
+
+    def enter(self, context):
+        """Until the train function returns, the context lasts."""
+        self._wrapped.enter_context(context)
+
+    def ring(self, name, width):
+        """A new `Ring`, also while the graph is traced."""
+        self.rings.append(Ring(name, width, self.capacity, self.strategy))
+        return self.rings[-1]
+
+    def step(self):
+        """In the graph: the number of this training step."""
+        return of_this_replica(self.count).read_value()
+
+    def loss_scale(self):
+        """In the graph: what the loss is multiplied by."""
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            built = self.optimizer.built
+            return tf.cast(self.optimizer.dynamic_scale if built else self.optimizer.initial_scale, tf.float32)
+        return tf.constant(self.optimizer.loss_scale_factor or 1.0, tf.float32)
+
+    def write(self, ring, columns):
+        """In the graph: `ring.width` numbers of this training step, a list or a tensor."""
+        ring.write(self.step(), columns)
+
+    def _counted(self, apply, grads, *args, **kwargs):
         grads = list(grads)
-        given = self.optimizer._trainable_variables if trainable_variables is None else trainable_variables
-        variables = list(given)
-        if self.variables is None:
-            self._allocate([*self.model.trainable_variables, *variables])
-        self.clippable = [
-            v
-            for v, g in zip(variables, grads, strict=True)
-            if g is not None and not getattr(v, "overwrite_with_gradient", False)
-        ]
-        scale = self._loss_scale()
-        norms = [None if g is None else norm(g) / scale for g in grads]
-        row = self._write(self.received, self._in_order(norms, variables))
-        apply(grads, trainable_variables)
+        done = apply(grads, *args, **kwargs)
         # At the end of the data this graph raises half-way: a step counts once its gradients exist.
-        with tf.control_dependencies([row]):
-            self.count.assign_add(1)
-
-    def _tapped_clip(self, clip, grads):
-        grads = list(grads)
-        clipped = clip(grads)
-        raw = [norm(g) for g in grads]
-        if _clips_by_global_norm(self.inner):
-            # Reading the clipped tensors would change how the update is compiled, and its last bit.
-            factor = tf.minimum(1.0, self.inner.global_clipnorm / global_norm_of_keras(grads))
-            used = [r * factor for r in raw]
-        else:
-            used = raw if clipped is grads else [norm(g) for g in clipped]
-        self._write(self.clipped, self._in_order(raw, self.clippable) + self._in_order(used, self.clippable))
-        return clipped
-
-    def _allocate(self, variables):
-        """The rings, at the first trace: a model may have no variables before."""
-        self.index = {}
-        for v in variables:
-            self.index.setdefault(id(v), len(self.index))
-        self.variables = list({id(v): v for v in variables}.values())
-        self.paths = _unique([v.path for v in self.variables])
-        with tf.init_scope():
-            self.received = self._ring(1 + len(self.variables))
-            self.clipped = self._ring(1 + 2 * len(self.variables))
-
-    def _ring(self, width):
-        return tf.Variable(tf.fill([self.capacity, width], ABSENT), trainable=False, name="tapped_norms")
-
-    def _in_order(self, norms, variables):
-        columns = [tf.constant(ABSENT)] * len(self.variables)
-        for v, n in zip(variables, norms, strict=True):
-            if n is not None:
-                columns[self.index[id(v)]] = n
-        return columns
-
-    def _write(self, ring, columns):
-        step = self.count.read_value()
-        row = tf.stack([tf.cast(step % STAMPS, tf.float32), *columns])
-        ring.scatter_nd_update([[tf.cast(step % self.capacity, tf.int32)]], [row])
-        return row
-
-    def _loss_scale(self):
-        optimizer = self.optimizer
-        if optimizer is not self.inner:
-            return tf.cast(optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale, tf.float32)
-        return tf.constant(optimizer.loss_scale_factor or 1.0, tf.float32)
+        with tf.control_dependencies([g for g in grads if g is not None]):
+            of_this_replica(self.count).assign_add(1)
+        return done
 
     # On the host.
 
-    def drain(self):
-        """The norms of the steps since the last call, as `Norms`, or None if there were none."""
-        end = int(self.count)
-        begin = max(self.drained, end - self.capacity)
-        if begin > self.drained:
-            warnings.warn(f"{begin - self.drained} training steps were not logged: the buffer was full.", stacklevel=2)
+    def _due(self):
+        """Asked without a look at the device, but for the first execution, which shows how many steps one makes."""
+        if not self.executions:
+            return False
+        each = self.steps_each or self.capacity
+        return self.executions * each >= DRAIN_EVERY or time.time() - self.drained_at > DRAIN_AFTER
+
+    def deliver(self):
+        """Hands what was written since the last call to the probes."""
+        end, begin, before = int(self.count[0]), self.drained, self.drained_at
+        self.drained, self.drained_at = end, time.time()
+        if self.executions:
+            self.steps_each = max(self.steps_each or 1, math.ceil((end - begin) / self.executions))
+        self.executions = 0
+        if end - begin > self.capacity:
+            lost, begin = end - begin - self.capacity, end - self.capacity
+            warnings.warn(f"{lost} training steps were not logged: the buffer was full.", stacklevel=2)
+        if begin == end:
+            return
         steps = np.arange(begin, end)
-        self.drained = end
-        if not len(steps):
-            return None
-        n = len(self.variables)
-        received = self.received.numpy()[steps % self.capacity].astype(np.float64)
-        clipped = self.clipped.numpy()[steps % self.capacity].astype(np.float64)
-        updated = clipped[:, 0] == steps % STAMPS  # else the row is an old one: no update was made
-        raw = np.where(updated[:, None], clipped[:, 1 : 1 + n], received[:, 1:])
-        used = np.where(updated[:, None], clipped[:, 1 + n :], raw)
-        present = raw != ABSENT
-        return Norms(steps, np.where(present, raw, 0), np.where(present, used, 0), present)
+        times = np.linspace(before, self.drained_at, len(steps) + 1)[1:]
+        drained = Drained(steps, times, {ring: ring.read(steps) for ring in self.rings})
+        for probe in self.probes:
+            probe.next_step = end
+            probe.receive(drained)
 
 
-def release(model):
-    """Removes a tap that was left installed, by another callback that raised before the training step ran."""
-    if isinstance(model.train_function, Tap):
+_taps = weakref.WeakValueDictionary()  # by id of the model, which lives as long as its tap does
+
+
+def tap_of(model):
+    """The tap of a compiled model, which is the same for all callbacks and for every fit until it is compiled anew."""
+    if isinstance(model.train_function, Tap):  # a callback raised before the training step ran
         model.train_function.remove()
+    tap = _taps.get(id(model))
+    if tap is None or not tap.fits(model):
+        tap = _taps[id(model)] = Tap(model)
+    return tap
 
 
-def _unique(paths):
-    """Keras lets two layers have one name."""
-    return [f"{path}_{n}" if (n := paths[:i].count(path)) else path for i, path in enumerate(paths)]
-
-
-def _clips_by_global_norm(optimizer):
-    plain = type(optimizer)._clip_gradients is keras.optimizers.Optimizer._clip_gradients
-    return plain and bool(optimizer.global_clipnorm) and not optimizer.clipnorm
-
-
-def global_norm_of_keras(gradients):
-    """What Keras takes for the norm when it clips: repeated rows of IndexedSlices count one by one."""
-    values = (g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients)
-    return tf.sqrt(tf.add_n([2 * tf.nn.l2_loss(tf.cast(v, tf.float32)) for v in values]))
+@atexit.register
+def _deliver_all():
+    """What a fit has left that was broken off, and the program with it."""
+    for tap in list(_taps.values()):
+        tap.deliver()

@@ -8,6 +8,7 @@ Bidirectional, is the last of x.  Axes: B batch, T time, D features, S all state
 """
 
 import contextlib
+import functools
 from typing import NamedTuple
 
 import keras
@@ -156,25 +157,66 @@ def trajectory(layer, x, mask=None, initial_state=None):
     Raises:
         ValueError: for another layer, for one without weights, and for x or mask of another shape.
     """
-    x, mask = _checked(layer, np.asarray(x), mask)
+    x, mask = checked(layer, np.asarray(x), mask)
+    x, states, valid = states_on(layer, x, None if mask.all() else mask, initial_state)
+    return Trajectory(_array(x), _array(states), mask[:, ::-1] if layer.go_backwards else mask)
+
+
+def states_on(layer, x, mask=None, initial_state=None):
+    """`trajectory` of tensors, also while a graph is made: -> x, states, valid, which is None where mask is."""
+    if mask is not None:
+        mask = ops.cast(mask, "bool")
+        x = ops.where(mask[..., None], x, 0)
+    x = ops.cast(x, layer.cell.compute_dtype)
     if layer.go_backwards:
-        x, mask = x[:, ::-1], mask[:, ::-1]
-    x = ops.cast(np.where(mask[..., None], x, 0), layer.cell.compute_dtype)
+        x, mask = ops.flip(x, axis=1), None if mask is None else ops.flip(mask, axis=1)
     if initial_state is None:
-        initial_state = layer.states if layer.stateful and layer.states else layer.get_initial_state(len(x))
-    first = side_by_side(initial_state)
-    step = step_of(layer)
+        initial_state = layer.states if layer.stateful and layer.states else layer.get_initial_state(ops.shape(x)[0])
+    first, step = side_by_side(initial_state), step_of(layer)
 
     def side_by_side_step(x_t, states):
         after = step(x_t, states[0])
         return after, [after]
 
-    states, _ = loop(
-        side_by_side_step, x, [first], None if mask.all() else ops.convert_to_tensor(mask), None, False, True
-    )
-    started = np.cumsum(mask, axis=1) > 0  # before, the loop puts out 0
-    states = np.where(started[..., None], _array(states), _array(first)[:, None])
-    return Trajectory(_array(x), np.concatenate([_array(first)[:, None], states], axis=1), mask)
+    states, _ = loop(side_by_side_step, x, [first], mask, None, False, True)
+    if mask is not None:
+        started = ops.cumsum(ops.cast(mask, "int32"), axis=1) > 0  # before, the loop puts out 0
+        states = ops.where(started[..., None], states, first[:, None])
+    return x, ops.concatenate([first[:, None], states], axis=1), mask
+
+
+def measuring(model, measure):
+    """A function x -> {label: measure(layer, x, mask, initial_state)} of the layers that a model calls on x.
+
+    measure takes and returns tensors, or None where a layer is not to be measured; their values come out as arrays.
+    The model stays as it was.  On TensorFlow the function is compiled when it is first called.
+    """
+    layers = recurrent_layers(model)
+
+    def run_model(x):
+        results = {}
+
+        def tap(label, inner_loop, sequences, initial_state, mask, training=False):
+            results.setdefault(label, measure(layers[label], sequences, keras.tree.flatten(mask)[0], initial_state))
+            return inner_loop(sequences, initial_state, mask, training=training)
+
+        with contextlib.ExitStack() as stack:
+            for label, layer in layers.items():
+                stack.enter_context(tapped(layer, functools.partial(tap, label)))
+            model(x, training=False)
+        return results
+
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        run_model = tf.function(run_model, autograph=False, reduce_retracing=True)
+
+    def measured(x):
+        with unchanged(model):
+            results = run_model(keras.tree.map_structure(ops.convert_to_tensor, x))
+            return keras.tree.map_structure(_array, {k: v for k, v in results.items() if v is not None})
+
+    return measured
 
 
 def step_of(layer):
@@ -234,7 +276,7 @@ def step_jacobians(layer, given):
         yield rows, np.where(given.valid[rows, :, None, None], J, np.eye(S))
 
 
-def _checked(layer, x, mask):
+def checked(layer, x, mask):
     if not isinstance(layer, keras.layers.RNN):
         raise ValueError(
             f"Expected a keras.layers.RNN, received {layer!r}. For a layer of a model, by name: "

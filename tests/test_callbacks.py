@@ -118,7 +118,7 @@ def test_logged_norms_are_those_of_a_tape(model, optimizer, mode, data, tmp_path
     np.testing.assert_allclose(logged["grad_norm/clipped"][1], clipped, rtol=1e-5)
     tags = [f"grad_norm_variable/{v.path}" for v in watched.trainable_variables]
     np.testing.assert_allclose(np.transpose([logged[tag][1] for tag in tags]), each, rtol=1e-4, atol=1e-7)
-    assert len(logged) == 2 + len(tags)
+    assert len([tag for tag in logged if tag.startswith("grad_norm_variable")]) == len(tags)
     for name, recorded in zip(tags, norms.records.variables.values(), strict=True):
         np.testing.assert_allclose(recorded, logged[name][1], rtol=1e-6)
     np.testing.assert_allclose(norms.records.raw, logged["grad_norm/raw"][1], rtol=1e-6)
@@ -145,13 +145,13 @@ def test_nothing_is_left_behind(data, tmp_path):
 def test_the_axis_goes_on_when_fit_is_called_again(data, tmp_path):
     norms = kg.GradientNorms(tmp_path, per_variable=False)
     model = fit(sequential, OPTIMIZERS["none"], data, [norms])
-    tap = norms._tap
+    tap, traced = norms._tap, norms._tap.traced
     model.fit(*data, batch_size=BATCH, verbose=0, callbacks=[norms])
-    assert norms._tap is tap  # nothing traced again
+    assert norms._tap is tap and tap.traced is traced  # nothing traced again
     model.compile("sgd", "mse")
     model.fit(*data, batch_size=BATCH, verbose=0, callbacks=[norms])
     np.testing.assert_array_equal(read(tmp_path)["grad_norm/raw"][0], np.arange(STEPS + 12))
-    assert set(read(tmp_path)) == {"grad_norm/raw", "grad_norm/clipped"}
+    assert not [tag for tag in read(tmp_path) if tag.startswith("grad_norm_variable")]
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -243,7 +243,7 @@ def test_variables_of_one_name_stay_apart(data, tmp_path):
             return self.second(self.first(x[:, 0]))
 
     model = fit(Twins, OPTIMIZERS["none"], data, [kg.GradientNorms(tmp_path)])
-    assert len(model.trainable_variables) == 4 == len(read(tmp_path)) - 2
+    assert len(model.trainable_variables) == 4 == len([t for t in read(tmp_path) if t.startswith("grad_norm_variable")])
 
 
 def test_a_step_that_applies_to_some_variables_is_logged(data, tmp_path):
@@ -259,7 +259,7 @@ def test_a_step_that_applies_to_some_variables_is_logged(data, tmp_path):
 
     norms = kg.GradientNorms(tmp_path)
     fit(HalfTrained, OPTIMIZERS["clipnorm"], data, [norms])
-    assert len(read(tmp_path)) == 2 + 2
+    assert len([t for t in read(tmp_path) if t.startswith("grad_norm_variable")]) == 2
     assert np.all(norms.records.raw > 0)
 
 

@@ -26,9 +26,17 @@ ORDER = [
     "cells.gru",
     "weights",
     "clipping",
+    "profiles",
     "trajectory",
+    "probe",
     "gradients",
+    "ring",
+    "events",
     "tap",
+    "norms",
+    "time_steps",
+    "plots",
+    "dashboard",
     "callbacks",
 ]
 ALONE = ["bptt"]

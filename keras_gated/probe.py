@@ -1,0 +1,127 @@
+"""The total gradient ‖∂L/∂h_t‖ of every time step of a recurrent layer, out of a model that runs (TensorFlow).
+
+Hidden here: how the gradient of a state inside Keras's loop is seen.  A probe is a tensor of zeros, (B, T, S), one
+for each of the S states of a layer, that goes along with its sequence and changes no value.  What automatic
+differentiation then calls the gradient of the probe is, row by row, the norm of ∂L/∂h_t (or ∂L/∂c_t) of that
+example: the total one, through the recurrence and, for c_t, through h_t.  It is 0 where a step is masked.
+
+Our layers hand the probe to their sweep, which has these gradients at hand; Keras's own run in Keras's loop with an
+identity at each state.
+"""
+
+import contextlib
+
+import keras
+from keras import tree
+from keras.src import backend
+
+from keras_gated.clipping import replaced
+from keras_gated.equations import Pair, watched
+from keras_gated.recurrence import Recurrent, RecurrentCell
+from keras_gated.trajectory import tapped
+
+RNN = keras.layers.RNN
+LOOPS = [owner.inner_loop for owner in (RNN, keras.layers.LSTM, keras.layers.GRU)]  # those that are understood
+
+
+def states(layer):
+    """The names of the states that a probe of this layer sees, one for each column; None where it sees none.
+
+    ("h", "c") for LSTM, ("h",) for others; of stacked cells those of each, as "<cell.name>/h".
+    """
+    if not isinstance(layer, Recurrent) and type(layer).inner_loop not in LOOPS:
+        return None
+    cells = _cells(layer)
+    if len(cells) == 1:
+        return _states(cells[0])
+    return tuple(f"{cell.name}/{state}" for cell in cells for state in _states(cell))
+
+
+def _cells(layer):
+    return getattr(layer.cell, "cells", [layer.cell])
+
+
+def _states(cell):
+    if isinstance(cell, RecurrentCell):
+        return cell.equations.states
+    return ("h", "c") if isinstance(cell, keras.layers.LSTMCell) else ("h",)
+
+
+def probed(layer, attach):
+    """While this context lasts, a call of the layer in training runs with a probe.
+
+    Args:
+        layer: a keras.layers.RNN for which `states` is not None.
+        attach: sequence (B, T, ...), mask (B, T) or None -> the probe, zeros (B, T, S) in float32 (or float64).
+    """
+
+    def inner_loop(run, sequences, initial_state, mask, training=False):
+        if not training:
+            return run(sequences, initial_state, mask, training=training)
+        mask = tree.flatten(mask)[0]
+        probe = attach(sequences, mask)
+        if isinstance(layer, Recurrent):
+            return run(sequences, initial_state, mask, training=training, probe=probe)
+        return _kerass_loop(layer, Pair(sequences, probe), initial_state, mask, training)
+
+    return tapped(layer, inner_loop)
+
+
+def _kerass_loop(layer, pairs, initial_state, mask, training):
+    """What keras.layers.RNN does, of pairs (x_t, its probe)."""
+    options = {"training": training} if layer.cell._call_has_training_arg else {}
+    cells = _cells(layer)
+
+    def step(pair, states):
+        x, probe = pair
+        with contextlib.ExitStack() as stack:
+            for cell in cells:
+                width = len(_states(cell))
+                stack.enter_context(replaced(cell, "call", _probed_call(cell, probe[:, :width])))
+                probe = probe[:, width:]
+            output, states = layer.cell(x, states, **options)
+        return output, states if tree.is_nested(states) else [states]
+
+    return backend.rnn(
+        step,
+        pairs,
+        initial_state if tree.is_nested(initial_state) else [initial_state],
+        go_backwards=layer.go_backwards,
+        mask=mask,
+        unroll=layer.unroll,
+        input_length=pairs.shape[1],
+        zero_output_for_mask=layer.zero_output_for_mask,
+        return_all_outputs=layer.return_sequences,
+    )
+
+
+def _probed_call(cell, probe):
+    """A wrapper of cell.call that hands out watched states."""
+
+    def of_ours(call, *args, **kwargs):
+        return call(*args, **kwargs, probe=probe)
+
+    def of_keras(call, *args, **kwargs):
+        with contextlib.ExitStack() as stack:
+            carry = []
+            if "c" in _states(cell):
+                stack.enter_context(replaced(cell, "activation", watch_carry(carry)))
+            output, states = call(*args, **kwargs)
+        nested = tree.is_nested(states)
+        h, *others = states if nested else [states]
+        # Where the output is the state, one identity sees what reaches it from above and from the next step.
+        (watched_h,) = watched([h], probe[:, :1], lambda d: d)
+        output = watched_h if output is h else output
+        states = [watched_h, *(carry[1:] or others)]
+        return output, states if nested else watched_h
+
+    def watch_carry(seen):
+        """An LSTM cell calls its activation on the candidate and then on c: there c is watched, before h."""
+
+        def activation(run, a):
+            seen.append(watched([a], probe[:, 1:], lambda d: d)[0] if seen else a)
+            return run(seen[-1])
+
+        return activation
+
+    return of_ours if isinstance(cell, RecurrentCell) else of_keras
