@@ -19,7 +19,7 @@ REST = 16  # Lanczos's method ends when one pair in so many is still sought
 BISECTIONS = 34
 
 
-def norms(J, part=slice(None)):
+def product_norms(J, part=slice(None)):
     """The largest singular value of each product of a chain.
 
     Args:
@@ -122,7 +122,9 @@ def _directly(A, B, squares, sought):
     at_once = max(1, NUMBERS // (A.shape[-1] * B.shape[-1]))
     for i in range(0, len(p), at_once):
         some = slice(i, i + at_once)
-        M = tf.matmul(tf.gather_nd(A, np.stack([p[some], t[some]], 1)), tf.gather_nd(B, np.stack([p[some], k[some]], 1)))
+        M = tf.matmul(
+            tf.gather_nd(A, np.stack([p[some], t[some]], 1)), tf.gather_nd(B, np.stack([p[some], k[some]], 1))
+        )
         roots = tf.linalg.eigvalsh(tf.matmul(M, M, transpose_a=True))
         squares[p[some], t[some], k[some]] = np.maximum(roots[:, -1], 0)
 
