@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_gated.events import event_file, steps_made
-from keras_gated.gradients import activity_of, gate_names, gates, retention_of
+from keras_gated.gates import activity_of, gate_names, gates, retention_of
 from keras_gated.profiles import ROWS, Profiles, Summary
 from keras_gated.trajectory import measuring, recurrent_layers
 

@@ -276,6 +276,13 @@ def step_jacobians(layer, given):
         yield rows, np.where(given.valid[rows, :, None, None], J, np.eye(S))
 
 
+def mean_of_valid(values, valid):
+    """Over axis 0, of what is valid only; NaN where nothing is."""
+    count = valid.sum(axis=0)
+    total = np.where(valid, values, 0).sum(axis=0)
+    return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+
+
 def checked(layer, x, mask):
     if not isinstance(layer, keras.layers.RNN):
         raise ValueError(
