@@ -19,7 +19,7 @@ def time_steps_over_training(profiles, title):
         The figure.
     """
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import to_rgba
+    from matplotlib.colors import Normalize, to_rgba
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -32,11 +32,13 @@ def time_steps_over_training(profiles, title):
         "interpolation": "nearest",
         "extent": (profiles.step[0] - half_step, profiles.step[-1] + half_step, -half_row, top + half_row),
     }
-    figure = Figure(figsize=(9, 4.8), dpi=100)
-    axes, colours = figure.add_axes((0.08, 0.17, 0.76, 0.75)), figure.add_axes((0.86, 0.17, 0.02, 0.75))
+    figure = Figure(figsize=(6.4, 4), dpi=100)
+    axes, colours = figure.add_axes((0.1, 0.19, 0.68, 0.72)), figure.add_axes((0.81, 0.19, 0.025, 0.72))
     with np.errstate(divide="ignore", invalid="ignore"):
         decades = np.where(np.isfinite(norms) & (norms > 0), np.log10(norms), np.nan)
-    scale = ScalarMappable(cmap="viridis")
+    decades = np.ma.masked_invalid(decades)
+    low, high = (np.floor(decades.min()), np.ceil(decades.max())) if decades.count() else (0, 0)
+    scale = ScalarMappable(Normalize(low, max(high, low + 1)), cmap="viridis")
     pixels = scale.to_rgba(decades)
     special = {"0": ("black", norms == 0), "inf": ("red", np.isinf(norms)), "no example": ("white", np.isnan(norms))}
     special = {name: (colour, where) for name, (colour, where) in special.items() if where.any()}
@@ -44,6 +46,7 @@ def time_steps_over_training(profiles, title):
         pixels[where] = to_rgba(colour)
     axes.imshow(pixels, **place)
     bar = figure.colorbar(scale, cax=colours, label="norm of the gradient, mean over the batch")
+    bar.ax.yaxis.get_major_locator().set_params(integer=True)
     bar.ax.yaxis.set_major_formatter(lambda decade, _: f"$10^{{{decade:g}}}$")
     if special:
         patches = [Patch(facecolor=colour, edgecolor="gray", label=name) for name, (colour, _) in special.items()]
