@@ -337,11 +337,9 @@ class GradientFlow(TapCallback):
             self._pieces.setdefault(source.name, []).append(summary)
             epoch = [*([self._epoch[source]] if source in self._epoch else []), profiles]
             self._epoch[source] = Profiles.joined(epoch).thinned(2 * self.COLUMNS)
-            for i, step in enumerate(summary.step):
-                numbers = zip(
-                    source.tags(*Summary.SCALARS), (getattr(summary, f)[i] for f in Summary.SCALARS), strict=True
-                )
-                events.setdefault(step, {}).update((tag, n) for tag, n in numbers if not np.isnan(n))
+            tags, numbers = source.tags(*Summary.SCALARS), np.stack([getattr(summary, f) for f in Summary.SCALARS], 1)
+            for step, row in zip(summary.step, numbers.tolist(), strict=True):
+                events.setdefault(step, {}).update((tag, n) for tag, n in zip(tags, row, strict=True) if n == n)
         for step, scalars in sorted(events.items()):
             self._file.write(step, times[step], scalars)
         self._file.flush()

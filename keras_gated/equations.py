@@ -6,7 +6,6 @@ gradient; anybody else (a single step, keras.layers.RNN, `loop`) runs `advance` 
 
 import collections
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -78,31 +77,41 @@ class Equations(NamedTuple):
 
 
 def watched(states, probes, total_gradient):
-    """The states, unchanged.  Their probes are zeros, (B, 1) each; the gradient of a probe is, in place of a slope, the
-    norm of the total gradient of its state, example by example."""
+    """The states, unchanged.  Their probes are zeros of the same shapes, whose gradients are the total gradients."""
 
     @ops.custom_gradient
     def identity(*tensors):
         def gradient(*d_states):
-            return *map(norm, total_gradient(d_states)), *d_states
+            return *total_gradient(d_states), *d_states
 
         return list(tensors[len(probes) :]), gradient
 
     return identity(*probes, *states)
 
 
-def norm(d):
-    """(B, ...) -> (B, 1), in float32 at least; squares are taken in float64, where they can be represented."""
-    squares = ops.square(ops.cast(ops.reshape(d, (-1, math.prod(d.shape[1:]))), "float64"))
-    return ops.cast(ops.sqrt(ops.sum(squares, axis=1, keepdims=True)), arithmetic_dtype(d.dtype))
+def norm(d, axes=1):
+    """(B, ...) -> (B, 1), in float32 at least; squares are taken in float64, where they can be represented.  Likewise
+    over what comes behind more axes: (B, T, ...) -> (B, T, 1)."""
+    squares = ops.square(ops.cast(d, "float64"))
+    sums = ops.sum(squares, axis=tuple(range(axes, len(d.shape))))
+    return ops.cast(ops.sqrt(sums), arithmetic_dtype(d.dtype))[..., None]
 
 
-def together(x, probe):
-    """A sequence x (B, T, ...) and its probes, (B, T, 1) each, as inputs of Keras's loop, which asks them for a shape
-    and wants them flat."""
-    probes = ops.split(probe, probe.shape[-1], axis=-1)
-    fields = collections.namedtuple("fields", ["x", *(f"probe_{i}" for i in range(len(probes)))])
-    return type("Together", (fields,), {"shape": x.shape})(x, *probes)
+def together(x, probe, states):
+    """A sequence x (B, T, ...) and, for each of the states, zeros (B, T, ...) for `watched`, as inputs of Keras's loop,
+    which asks them for a shape and wants them flat.  The gradient of the probe (B, T, S) is the norm of theirs."""
+
+    @ops.custom_gradient
+    def spread(probe):
+        zeros = [ops.zeros((*ops.shape(x)[:2], *s.shape[1:]), s.dtype) for s in states]
+
+        def gradient(*d_zeros):
+            return ops.concatenate([norm(d, axes=2) for d in d_zeros], axis=-1)
+
+        return zeros, gradient
+
+    fields = collections.namedtuple("fields", ["x", *(f"probe_{i}" for i in range(len(states)))])
+    return type("Together", (fields,), {"shape": x.shape})(x, *spread(probe))
 
 
 def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False, probe=None):
@@ -125,7 +134,7 @@ def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False, pr
     x = ops.flip(x, axis=1) if go_backwards else x
     x = x if mask is None else ops.where(mask[..., None], x, 0)  # no gradient may meet what padding holds
     if probe is not None:
-        x = together(x, ops.flip(probe, axis=1) if go_backwards else probe)
+        x = together(x, ops.flip(probe, axis=1) if go_backwards else probe, states)
     _, outputs, states = backend.rnn(
         step,
         x,

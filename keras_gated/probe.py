@@ -61,9 +61,18 @@ def probed(layer, attach):
         probe = attach(sequences, mask)
         if isinstance(layer, Recurrent):
             return run(sequences, initial_state, mask, training=training, probe=probe)
-        return _kerass_loop(layer, together(sequences, probe), initial_state, mask, training)
+        return _kerass_loop(
+            layer, together(sequences, probe, _watched_states(layer, initial_state)), initial_state, mask, training
+        )
 
     return tapped(layer, inner_loop)
+
+
+def _watched_states(layer, states):
+    """Of all states those that `states` names."""
+    several = len(_cells(layer)) > 1
+    pairs = zip(_cells(layer), states if several else [states], strict=True)
+    return [s for cell, of_cell in pairs for s in tree.flatten(of_cell)[: len(_states(cell))]]
 
 
 def _kerass_loop(layer, inputs, initial_state, mask, training):
