@@ -141,11 +141,11 @@ class NormProbe(Probe):
         clipped = raw
         for part in self.parts.values():
             raw, clipped = part.complete(raw, clipped, drained)
-        updated = first[:, :1, 2] == 1
+        scale, rate, updated = first[:, 0, :3].T
+        updated = updated == 1
         present = raw != ABSENT
-        raw, clipped = (np.where(present, n, 0) for n in (raw, np.where(updated, clipped, raw)))
-        scale, rate = first[:, 0, :2].T
-        norms = Norms(drained.step, raw, clipped, present, updated[:, 0], scale, rate, first[:, :, 2])
+        raw, clipped = (np.where(present, n, 0) for n in (raw, np.where(updated[:, None], clipped, raw)))
+        norms = Norms(drained.step, raw, clipped, present, updated, scale, rate, first[:, :, 3])
         self._receive(norms, drained.time)
 
 

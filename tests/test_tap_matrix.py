@@ -8,6 +8,8 @@ gradient_accumulation_steps, jit_compile=True and steps_per_execution > 1 (on CP
 import math
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -92,9 +94,10 @@ class InParts(Subclassed):
         x, y = data
         self(x)
         self.optimizer.build(self.trainable_variables)
+        replicas = self.distribute_strategy.num_replicas_in_sync
         for part in self.parts():
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2) / replicas
             self.optimizer.apply(tape.gradient(loss, part), part)
         return {"loss": loss}
 
@@ -384,3 +387,75 @@ CASES = {
 @pytest.mark.parametrize("case", [pytest.param(c, id=name, marks=c.marks) for name, c in CASES.items()])
 def test_norms_are_those_of_a_tape(case, tmp_path):
     check(case, tmp_path)
+
+
+# Two replicas on two logical CPUs, in a process of their own: the devices are chosen when TensorFlow starts.
+
+REPLICATED = {
+    "plain": Case(data=even),
+    "eager": Case(data=even, mode=EAGER, optimizer=clip()),
+    "global_clipnorm": Case(data=even, optimizer=lambda: SGD(0.1, global_clipnorm=0.3)),
+    "clipvalue": Case(data=even, optimizer=lambda: SGD(0.1, clipvalue=0.1)),
+    "ClipNorm": Case(data=even, optimizer=clip()),
+    "ClipNorm per variable, unbuilt": Case(data=even, model=Subclassed, optimizer=clip(per_variable=True)),
+    "embedding": Case(data=lambda: tuple(a[:40] for a in words()), model=embedding, optimizer=clip()),
+    "train_step, apply twice": Case(data=even, model=InParts, optimizer=lambda: SGD(0.1, clipnorm=0.3)),
+    "unknown length": Case(data=even, feed="dataset"),
+    "recurrent": Case(data=even, model=recurrent, optimizer=lambda: SGD(0.1, clipnorm=0.3)),
+}
+
+ON_TWO = """
+import pathlib, sys, warnings
+sys.path.insert(0, sys.argv[1])
+import tensorflow as tf
+cpu, *_ = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from test_tap_matrix import *
+folder, strategy = pathlib.Path(sys.argv[2]), tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+for name, case in REPLICATED.items():
+    print(name, flush=True)
+    logged, records = check(case, folder / name, strategy)
+    parts = np.transpose([logged[f"grad_norm_replica/{r}"][1] for r in (0, 1)])
+    np.testing.assert_allclose(records.replicas, parts)
+    whole = records.raw[:, None]
+    assert np.all(parts > 0) and np.all(parts.sum(1, keepdims=True) > 0.99999 * whole)  # the triangle inequality
+    assert not np.allclose(parts[:, 0], parts[:, 1])
+
+# The second replica is not finite.
+x, y = even()
+y[7] = np.inf
+bad = Case(data=lambda: (x, y), optimizer=clip())
+_, norms = fit(bad, folder / "bad", True, strategy)
+records = norms.records
+assert not records.finite[[0, 5]].any() and records.finite.sum() == 8
+np.testing.assert_array_equal(records.updated, records.finite)
+assert np.isfinite(records.replicas[0, 0]) and not np.isfinite(records.replicas[0, 1])
+
+# A name that Keras may lose.
+class Lost(SGD):
+    def __getattribute__(self, name):
+        if name == "_all_reduce_sum_gradients":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+    def _backend_update_step(self, grads, variables, rate):
+        sums = keras.optimizers.Optimizer._all_reduce_sum_gradients(self, zip(grads, [v.value for v in variables]))
+        tf.distribute.get_replica_context().merge_call(
+            self._distributed_tf_update_step, args=(sums, rate))
+
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    _, norms = fit(Case(data=even, optimizer=lambda: Lost(0.1)), folder / "lost", True, strategy)
+told = [str(w.message) for w in told if "Lost._all_reduce_sum_gradients" in str(w.message)]
+assert len(told) == 1 and "grad_norm/clipped and clip_ratio is left out" in told[0], told
+raw, _, _ = manual(Case(data=even), 2)
+np.testing.assert_allclose(norms.records.raw, raw, rtol=1e-5)
+assert "grad_norm/clipped" not in read(folder / "lost")
+"""
+
+
+@pytest.mark.slow
+def test_norms_of_two_replicas_are_those_of_a_tape(tmp_path):
+    here = [sys.executable, "-c", ON_TWO, os.path.dirname(__file__), str(tmp_path)]
+    run = subprocess.run(here, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-500:] + run.stderr[-3000:]
