@@ -171,6 +171,25 @@ def test_an_overflow_is_shown(tmp_path):
     assert records.summary()["nonfinite_steps"] == 2 and records.summary()["clipped_share"] == 0.5
 
 
+@pytest.mark.parametrize("mode", [{}, {"jit_compile": True, "steps_per_execution": 4}], ids=str)
+def test_half_precision_trains_the_same_weights(mode, tmp_path):
+    def half():
+        flat, hidden = keras.layers.Flatten(), keras.layers.Dense(4, "tanh", dtype="mixed_float16")
+        return keras.Sequential([keras.Input((4, 3)), flat, hidden, keras.layers.Dense(1)])
+
+    def optimizer():
+        return keras.optimizers.LossScaleOptimizer(SGD(0.1, global_clipnorm=1.0), initial_scale=2.0**18)
+
+    norms = kg.GradientNorms(tmp_path)
+    watched, unwatched = (fit(c, half, optimizer(), **mode) for c in ([norms], []))
+    for a, b in zip(watched.get_weights(), unwatched.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    records = norms.records
+    assert 0 < records.finite.sum() < STEPS  # the scale is too large at first
+    np.testing.assert_array_equal(records.updated, records.finite)
+    assert np.all(np.diff(records.loss_scale)[~records.finite[:-1]] < 0)
+
+
 @pytest.mark.parametrize("scaled_by", ["optimizer", "factor"])
 def test_loss_scaling_is_taken_out(scaled_by, tmp_path):
     """The gradient is 2, however the loss is scaled."""
@@ -453,7 +472,7 @@ def test_a_name_that_the_optimizer_lost_is_told_once_and_the_rest_is_logged(name
     norms, whole = kg.GradientNorms(tmp_path / "a"), kg.GradientNorms(tmp_path / "b")
     with pytest.warns(UserWarning, match=f"GradientNorms expects .*{name}, received Keras .*{sentence}") as told:
         model = fit([norms], optimizer=optimizer(0.1))
-    assert len(told) == 1
+    assert len([w for w in told if "expects" in str(w.message)]) == 1
     unwatched = fit([whole])
     for a, b in zip(model.get_weights(), unwatched.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -485,7 +504,7 @@ def test_a_name_that_the_model_lost_is_told_once(name, tmp_path):
     model.lost = True
     with pytest.warns(UserWarning, match=f"expects Lost.{name}, received Keras .*no training step is logged") as told:
         norms.on_train_begin()
-    assert len(told) == 1
+    assert len([w for w in told if "expects" in str(w.message)]) == 1
     for call in (norms.on_train_batch_begin, norms.on_train_batch_end, norms.on_epoch_begin):
         call(0)
     norms.on_epoch_end(0, {})
