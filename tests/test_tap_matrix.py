@@ -396,7 +396,7 @@ REPLICATED = {
     "plain": Case(data=even),
     "eager": Case(data=even, mode=EAGER, optimizer=clip()),
     "global_clipnorm": Case(data=even, optimizer=lambda: SGD(0.1, global_clipnorm=0.3)),
-    "clipvalue": Case(data=even, optimizer=lambda: SGD(0.1, clipvalue=0.1)),
+    "clipvalue": Case(data=even, optimizer=lambda: SGD(0.1, clipvalue=0.1, loss_scale_factor=256)),
     "ClipNorm": Case(data=even, optimizer=clip()),
     "ClipNorm per variable, unbuilt": Case(data=even, model=Subclassed, optimizer=clip(per_variable=True)),
     "embedding": Case(data=lambda: tuple(a[:40] for a in words()), model=embedding, optimizer=clip()),
