@@ -1,7 +1,7 @@
 """Recurrent layers for Keras 3, written from the equations, that show you their gradients."""
 
-from keras_gated import bptt, clipping, weights
-from keras_gated.callbacks import GradientNorms
+from keras_gated import bptt, clipping, gradients, weights
+from keras_gated.callbacks import GateActivity, GradientFlow, GradientNorms
 from keras_gated.cells.gru import GRU, GRUCell
 from keras_gated.cells.lstm import LSTM, LSTMCell
 from keras_gated.cells.simple_rnn import SimpleRNN, SimpleRNNCell
@@ -13,6 +13,8 @@ __all__ = [
     "ClipNorm",
     "GRU",
     "GRUCell",
+    "GateActivity",
+    "GradientFlow",
     "GradientNorms",
     "LSTM",
     "LSTMCell",
@@ -20,6 +22,7 @@ __all__ = [
     "SimpleRNNCell",
     "bptt",
     "clipping",
+    "gradients",
     "suggest_max_norm",
     "weights",
 ]

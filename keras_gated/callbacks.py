@@ -1,6 +1,8 @@
 """Callbacks for model.fit that write what was measured to TensorBoard."""
 
+import importlib.util
 import os
+import time
 import warnings
 from abc import abstractmethod
 from typing import NamedTuple
@@ -8,9 +10,12 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from keras_gated.events import event_file
+from keras_gated.events import event_file, steps_made
+from keras_gated.gates import activity_of, gate_names, gates, retention_of
+from keras_gated.profiles import ROWS, Profiles, Summary
+from keras_gated.trajectory import measuring, recurrent_layers
 
-RUN = "gradients"  # a run folder of its own: TensorBoard loses data where two writers share one
+FLOOR = 1e-8  # of the profiles in histograms: below, a gradient does not reach
 CLIPPED = 1 - 1e-5  # what is longer was rounded, not clipped
 
 
@@ -21,6 +26,8 @@ class TapCallback(keras.callbacks.Callback):
         log_dir: folder, which may be the one of keras.callbacks.TensorBoard and of other callbacks.
         every: write each `every`-th step only.
     """
+
+    RUN = None  # the folder in log_dir: a run of its own, for TensorBoard loses data where two writers share one
 
     def __init__(self, log_dir, every=1):
         super().__init__()
@@ -34,6 +41,10 @@ class TapCallback(keras.callbacks.Callback):
     def _make_probe(self, tap):
         """-> `Probe`, whenever the model has been compiled anew."""
 
+    @abstractmethod
+    def _charts(self):
+        """-> {title: [`Chart`]}, for TensorBoard's page Custom Scalars."""
+
     def on_train_begin(self, logs=None):
         if keras.backend.backend() != "tensorflow":
             raise ValueError(
@@ -45,8 +56,6 @@ class TapCallback(keras.callbacks.Callback):
         if names := missing(self.model):
             self._tap = self._warn(names, "no training step is logged")
             return
-        if self._file is None:  # one for all fits: TensorBoard may read a second one out of order
-            self._file = event_file(os.path.join(self.log_dir, RUN))
         tap = tap_of(self.model)
         if tap is not self._tap:
             if self._tap:
@@ -57,6 +66,11 @@ class TapCallback(keras.callbacks.Callback):
         if self._probe.missing:
             names, tags = zip(*self._probe.missing, strict=True)
             self._warn(names, f"{', '.join(dict.fromkeys(tags))} is left out")
+        if self._file is None:  # one for all fits: TensorBoard may read a second one out of order
+            from keras_gated.dashboard import charts
+
+            self._file = event_file(os.path.join(self.log_dir, self.RUN))
+            self._file.add(0, time.time(), [charts(self._charts())])
         tap.join(self._probe, self.params)
         self._started_at = self._probe.next_step
 
@@ -186,6 +200,8 @@ class GradientNorms(TapCallback):
         ValueError: in fit, on another backend, and for a second GradientNorms.
     """
 
+    RUN = "gradients"
+
     def __init__(self, log_dir, per_variable=True, every=1):
         super().__init__(log_dir, every)
         self.per_variable = per_variable
@@ -202,6 +218,17 @@ class GradientNorms(TapCallback):
         from keras_gated.norms import NormProbe
 
         return NormProbe(tap, self._receive)
+
+    def _charts(self):
+        from keras_gated.dashboard import Chart
+
+        charts = [
+            Chart("the whole gradient, before and after clipping", ("grad_norm/raw", "grad_norm/clipped")),
+            Chart("what clipping leaves: clipped / raw", ("grad_norm/clip_ratio",)),
+        ]
+        if self.per_variable:
+            charts.append(Chart("each variable's gradient, before clipping", ("grad_norm_variable/",)))
+        return {"Norm of the gradient, every training step": charts}
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = []
@@ -236,3 +263,225 @@ class GradientNorms(TapCallback):
             present = np.flatnonzero(norms.present[i])
             scalars |= {f"grad_norm_variable/{self._probe.paths[v]}": norms.raw[i, v] for v in present}
         return scalars
+
+
+class GradientFlow(TapCallback):
+    """Writes ‖∂L/∂h_t‖ of every time step in every training step to TensorBoard (TensorFlow backend).
+
+    It is the total gradient of the training step itself, through the recurrence: which time steps the error reaches.
+    Of LSTM ‖∂L/∂c_t‖ is written as well, the way of c_t through h_t included.  It is measured in every recurrent layer:
+    ours, those of keras.layers, keras.layers.RNN of any cell, halves of a Bidirectional; t is always the place in the
+    sequence, whichever way a layer runs.  A norm is that of one example's row of the gradient of the loss, which is a
+    mean over the batch, loss scaling taken out; shown is its mean over the examples that have the time step.  Nothing
+    changes in the model, its compile call or what it learns.
+
+    In the run `<log_dir>/time_steps`, below time_step_norm/<layer>, and time_step_norm/<layer>/c for c_t:
+
+    - p10, p50, p90: percentiles over the time steps; first, last: the first and the last time step;
+    - horizon: how many steps before the loss less than 1 % of the gradient there is left;
+    - heatmap, at the end of an epoch: all time steps of its training steps, at most 512 (needs matplotlib);
+    - profile, at the end of an epoch: the mean over its training steps, as a histogram whose bars are time steps and
+      whose heights are decades above 1e-8.
+
+    Sequences of any length share 128 rows, from the first to the last time step.  A layer that a model calls more than
+    once has a second name, <layer>_call_2.  On a GPU, layers of Keras do without their fused kernel meanwhile.
+
+    Args:
+        log_dir: folder, which may be the one of keras.callbacks.TensorBoard and of other callbacks.
+        layers: the recurrent layers to watch, as objects or by name; all by default.
+        every: write each `every`-th training step only, into scalars and heat maps.
+
+    Attributes:
+        records: {layer or layer/c: `Summary`} of all steps that were written.
+        profiles: {layer or layer/c: `Profiles`} of the epoch that ended last, at most 512 training steps of it.
+
+    Raises:
+        ValueError: in fit, on another backend, for a model without a recurrent layer, for a layer that is not in it,
+            and for a second GradientFlow.
+    """
+
+    RUN = "time_steps"
+    COLUMNS = 512
+
+    def __init__(self, log_dir, layers=None, every=1):
+        super().__init__(log_dir, every)
+        self.layers = layers
+        self.profiles = {}
+        self._pieces, self._epoch = {}, {}
+
+    @property
+    def records(self):
+        if self._tap:
+            self._tap.deliver()
+        self._pieces = {name: [Summary.joined(pieces)] for name, pieces in self._pieces.items()}
+        return {name: summary for name, (summary,) in self._pieces.items()}
+
+    def _make_probe(self, tap):
+        from keras_gated.time_steps import TimeStepProbe, watchable
+
+        return TimeStepProbe(tap, watchable(self.model, self.layers), self._receive)
+
+    def _charts(self):
+        from keras_gated.dashboard import Chart
+
+        sources = self._probe.sources()
+        within = [
+            Chart(f"{s.norm}: median over the time steps, 10 to 90 %", bands=[s.tags("p10", "p50", "p90")])
+            for s in sources
+        ]
+        ends = [Chart(f"{s.norm}: first and last time step", s.tags("first", "last")) for s in sources]
+        horizon = Chart(
+            "horizon: steps until 1 % of the gradient is left", sum((s.tags("horizon") for s in sources), [])
+        )
+        return {"Gradient of every time step": [horizon, *within, *ends]}
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        if not _can_draw():
+            warnings.warn(
+                "GradientFlow writes no heat maps, as matplotlib is not installed: pip install 'keras_gated[plots]'.",
+                stacklevel=2,
+            )
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = {}
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        self.profiles = {}
+        for source, profiles in self._epoch.items():
+            self.profiles[source.name] = profiles = profiles.thinned(self.COLUMNS)
+            if len(profiles.step):
+                self._file.add(profiles.step[-1], time.time(), self._pictures(source, profiles))
+                self._file.flush()
+
+    def _receive(self, received, times):
+        events = {}  # all numbers of a step go into one
+        for source, profiles in received.items():
+            profiles = profiles.taken(profiles.step % self.every == 0)
+            summary = Summary.of(profiles, source.backwards)
+            self._pieces.setdefault(source.name, []).append(summary)
+            epoch = [*([self._epoch[source]] if source in self._epoch else []), profiles]
+            self._epoch[source] = Profiles.joined(epoch).thinned(2 * self.COLUMNS)
+            for i, step in enumerate(summary.step):
+                numbers = zip(
+                    source.tags(*Summary.SCALARS), (getattr(summary, f)[i] for f in Summary.SCALARS), strict=True
+                )
+                events.setdefault(step, {}).update((tag, n) for tag, n in numbers if not np.isnan(n))
+        for step, scalars in sorted(events.items()):
+            self._file.write(step, times[step], scalars)
+        self._file.flush()
+
+    def _pictures(self, source, profiles):
+        from keras_gated.dashboard import histogram, image
+
+        (histogram_tag, image_tag), T = source.tags("profile", "heatmap"), profiles.length.max()
+        about = f"{source.norm}, median over the epoch. Across: time step t. Up: decades above {FLOOR:g}."
+        values = [histogram(histogram_tag, np.linspace(0, T, ROWS + 1), profiles.decades_above(FLOOR), about)]
+        if _can_draw():
+            from keras_gated.plots import png, time_steps_over_training
+
+            about = f"{source.norm} of every time step t (up) in every training step (across)."
+            values.append(image(image_tag, *png(time_steps_over_training(profiles, source.norm)), about))
+        return values
+
+
+def _can_draw():
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+class GateActivity(keras.callbacks.Callback):
+    """Writes to TensorBoard what the gates of every recurrent layer do on one fixed batch.
+
+    Gates are the chapter's: i, f, o of LSTM; z, r of GRU, where z writes (h = (1 - z) h₋ + z h̃), whatever a layer of
+    Keras calls it.  Scalars, in the run `<log_dir>/gates`, over all units, time steps and examples:
+
+    - gate/<layer>/<gate>/mean;
+    - gate/<layer>/<gate>/low and high: shares below 0.05 and above 0.95, where a gate is as good as shut or open;
+    - gate/<layer>/retention: -1 / ln f in steps, the median over the units: for how long a unit retains what it holds
+      (f is the forget gate, and 1 - z of GRU).
+
+    They are written before the training and then after each epoch, or after each so many training steps.  The model
+    runs without dropout, and is left as it was.
+
+    Args:
+        log_dir: folder, which may be the one of keras.callbacks.TensorBoard and of other callbacks.
+        x: one batch of the model's inputs.
+        every: "epoch", or a number of training steps.
+
+    Attributes:
+        records: {layer: {gate: `GateStatistics`}} of the last time, per time step in the order of processing.
+
+    Raises:
+        ValueError: in fit, for a model without a layer that has gates.
+    """
+
+    RUN = "gates"
+
+    def __init__(self, log_dir, x, every="epoch"):
+        super().__init__()
+        if every != "epoch" and (int(every) != every or every < 1):
+            raise ValueError(f'GateActivity expects every to be "epoch" or a positive integer, received {every!r}.')
+        self.log_dir = os.fspath(log_dir)
+        self.x = x
+        self.every = every
+        self.records = {}
+        self._file = self._measured = None
+
+    def on_train_begin(self, logs=None):
+        layers = recurrent_layers(self.model)
+        self._gates = {label: names for label, layer in layers.items() if (names := gate_names(layer))}
+        if not self._gates:
+            raise ValueError(
+                f"GateActivity expects a model with an LSTM or GRU layer, received {self.model.name!r} with "
+                f"{', '.join(layers) or 'no recurrent layer'}."
+            )
+        if self._measured is not self.model:
+            self._measured, self._measure = self.model, measuring(self.model, gates)
+        self._step = self._epoch_begin = steps_made(self.model.optimizer)
+        if self._file is None:
+            from keras_gated.dashboard import charts
+
+            self._file = event_file(os.path.join(self.log_dir, self.RUN))
+            self._file.add(0, time.time(), [charts(self._charts())])
+        self._write()
+
+    def _charts(self):
+        from keras_gated.dashboard import Chart
+
+        def tags(label, names, *what):
+            return [f"gate/{label}/{gate}/{each}" for gate in names for each in what]
+
+        layers = self._gates.items()
+        means = [Chart(f"gates of {label}: mean", tags(label, names, "mean")) for label, names in layers]
+        ends = [
+            Chart(f"gate {gate} of {label}: share below 0.05, above 0.95", tags(label, gate, "low", "high"))
+            for label, names in layers
+            for gate in names
+        ]
+        retention = Chart(
+            "retention: steps in which a factor e is lost", [f"gate/{label}/retention" for label in self._gates]
+        )
+        return {"Gates, on a fixed batch": [retention, *means, *ends]}
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._step = self._epoch_begin + batch + 1
+        if self.every != "epoch" and self._step - self._written >= self.every:
+            self._write()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._epoch_begin = self._step
+        if self.every == "epoch":
+            self._write()
+
+    def _write(self):
+        measured, scalars = self._measure(self.x), {}
+        for label in measured:
+            self.records[label] = activity_of(measured[label])
+            for gate, statistics in self.records[label].items():
+                for what in ("mean", "low", "high"):
+                    scalars[f"gate/{label}/{gate}/{what}"] = np.nanmean(getattr(statistics, what))
+            scalars[f"gate/{label}/retention"] = np.median(retention_of(measured[label]))
+        self._file.write(self._step, time.time(), scalars)
+        self._file.flush()
+        self._written = self._step

@@ -4,6 +4,9 @@ A cell writes its equations once, on keras.ops.  The sweep of sweep.py runs them
 gradient; anybody else (a single step, keras.layers.RNN, `loop`) runs `advance` and lets autodiff find it.
 """
 
+import collections
+import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,6 +27,9 @@ class Equations(NamedTuple):
     is the gradient of p; each function in U_T maps a gradient of h U back to one of h.
 
     `weight_gradient(da, h_prev, saved) -> (dU,) or (dU, db_u)`: over many steps at once, rows in place of B.
+
+    `total_gradient(saved, states, d_states) -> d_states`: the gradient of each state with what it does through the
+    other states of the same time, which d_states, the gradient of what a step hands out, counts for them alone.
     """
 
     gates: tuple[str, ...]  # the blocks of W, U and b, in the order of memory
@@ -34,6 +40,7 @@ class Equations(NamedTuple):
     step_gradient: Callable
     weight_gradient: Callable
     recurrent_bias: bool = False  # whether h U has a bias of its own, b_u
+    total_gradient: Callable = lambda saved, states, d_states: d_states
 
     def recurrent(self, weights, h_mask=None):
         """The functions h -> h U of `step`.  h_mask (B, N) is recurrent dropout."""
@@ -57,23 +64,52 @@ class Equations(NamedTuple):
         ends = [sum(self.products[: i + 1]) * units for i in range(len(self.products))]
         return [slice(end - n * units, end) for end, n in zip(ends, self.products, strict=True)]
 
-    def advance(self, x, states, weights, x_mask=None, h_mask=None):
-        """One step from x (B, D): -> h, states, in the dtype of x."""
+    def advance(self, x, states, weights, x_mask=None, h_mask=None, probes=None):
+        """One step from x (B, D): -> h, states, in the dtype of x.  For the probes see `watched`."""
         dtype = arithmetic_dtype(x.dtype)
         cast = lambda a: None if a is None else ops.cast(a, dtype)  # noqa: E731
         weights = [cast(w) for w in weights]
         W, b, *_ = weights
         p = ops.split(ops.matmul(_masked(cast(x), cast(x_mask)), W) + b, len(self.gates), axis=-1)
-        states, _ = self.step(p, [cast(s) for s in states], *self.recurrent(weights, cast(h_mask)))
+        new, saved = self.step(p, [cast(s) for s in states], *self.recurrent(weights, cast(h_mask)))
+        states = new if probes is None else watched(new, probes, functools.partial(self.total_gradient, saved, new))
         states = [ops.cast(s, x.dtype) for s in states]
         return states[0], states
 
 
-def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False):
+def watched(states, probes, total_gradient):
+    """The states, unchanged.  Their probes are zeros, (B, 1) each; the gradient of a probe is, in place of a slope, the
+    norm of the total gradient of its state, example by example."""
+
+    @ops.custom_gradient
+    def identity(*tensors):
+        def gradient(*d_states):
+            return *map(norm, total_gradient(d_states)), *d_states
+
+        return list(tensors[len(probes) :]), gradient
+
+    return identity(*probes, *states)
+
+
+def norm(d):
+    """(B, ...) -> (B, 1), in float32 at least; squares are taken in float64, where they can be represented."""
+    squares = ops.square(ops.cast(ops.reshape(d, (-1, math.prod(d.shape[1:]))), "float64"))
+    return ops.cast(ops.sqrt(ops.sum(squares, axis=1, keepdims=True)), arithmetic_dtype(d.dtype))
+
+
+def together(x, probe):
+    """A sequence x (B, T, ...) and its probes, (B, T, 1) each, as inputs of Keras's loop, which asks them for a shape
+    and wants them flat."""
+    probes = ops.split(probe, probe.shape[-1], axis=-1)
+    fields = collections.namedtuple("fields", ["x", *(f"probe_{i}" for i in range(len(probes)))])
+    return type("Together", (fields,), {"shape": x.shape})(x, *probes)
+
+
+def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False, probe=None):
     """Keras's loop over time, under autodiff; reversal and masks, in which its backends differ, are done here.
 
     Args:
-        step: x_t (B, D), states -> h, states.
+        step: x_t (B, D), states -> h, states; of x_t and its probes, `together`, where there is one.
         x: (B, T, D).
         states: the initial states.
         mask: (B, T) in the order of processing, False where the state stays as it was; or None.
@@ -81,12 +117,15 @@ def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False):
         go_backwards: read x from its end.
         sequences: whether the outputs of all times are wanted.
         unroll: one copy of the step per time step instead of a loop.
+        probe: zeros (B, T, S) that go along with x, as they come: see `watched`.
 
     Returns:
         The outputs, (B, T, N) or None, and the final states.
     """
     x = ops.flip(x, axis=1) if go_backwards else x
     x = x if mask is None else ops.where(mask[..., None], x, 0)  # no gradient may meet what padding holds
+    if probe is not None:
+        x = together(x, ops.flip(probe, axis=1) if go_backwards else probe)
     _, outputs, states = backend.rnn(
         step,
         x,

@@ -7,6 +7,8 @@ step.
 import os
 import weakref
 
+import keras
+
 _files = weakref.WeakValueDictionary()  # by folder
 
 
@@ -70,3 +72,12 @@ def event_file(folder):
     if file is None:
         file = _files[key] = EventFile(folder)
     return file
+
+
+def steps_made(optimizer):
+    """Where the axis of training steps begins: what the optimizer has made, if it comes from a checkpoint."""
+    accumulating = optimizer
+    while hasattr(accumulating, "inner_optimizer"):
+        accumulating = accumulating.inner_optimizer
+    made = keras.ops.convert_to_numpy(optimizer.iterations)  # which replicas have one by one
+    return int(made) * (accumulating.gradient_accumulation_steps or 1)

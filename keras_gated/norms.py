@@ -84,7 +84,7 @@ class NormProbe(Probe):
         if not _parts(self.optimizer):
             _without_loss_scale(self.optimizer).build(variables)  # a MultiOptimizer that has not chosen yet
             self._install_parts()
-        scale, rate, step, before = self._loss_scale(), self._learning_rate(), self.tap.step(), self._updates()
+        scale, rate, step, before = self.tap.loss_scale(), self._learning_rate(), self.tap.step(), self._updates()
         done = apply(grads, trainable_variables)
         # Seen from outside: one operation more in a branch that is not always run would change how it is compiled.
         updated = tf.reduce_any([a != b for a, b in zip(before, self._updates(), strict=True)])
@@ -116,12 +116,6 @@ class NormProbe(Probe):
             if n is not None:
                 columns[self.index[id(v)]] = n
         return columns
-
-    def _loss_scale(self):
-        optimizer = self.optimizer
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            return tf.cast(optimizer.dynamic_scale if optimizer.built else optimizer.initial_scale, tf.float32)
-        return tf.constant(optimizer.loss_scale_factor or 1.0, tf.float32)
 
     def _learning_rate(self):
         optimizer = _innermost(self.optimizer)

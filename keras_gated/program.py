@@ -14,7 +14,7 @@ made h_t of it.  All else is (B, T, n), as it came.
 import tensorflow as tf
 from keras import ops
 
-from keras_gated.equations import arithmetic_dtype
+from keras_gated.equations import arithmetic_dtype, norm
 
 CHUNK_BYTES = 1 << 19  # gates of one chunk of time: they stay in the L2 cache between product and steps
 
@@ -166,7 +166,8 @@ def forward(options, x, states, weights, masks, length):
 
 
 def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
-    """-> [dx, *gradients of the initial states], [dW, db, dU and, where there is one, db_u]."""
+    """-> [dx and, where it is wanted, the gradient of the probe], gradients of the initial states, [dW, db, dU and,
+    where there is one, db_u]."""
     equations = options.equations
     program = _Program(options, x, weights, masks, length)
     U_T, W_T = equations.recurrent_transposed(program.weights, program.h_mask), tf.transpose(program.W)
@@ -177,30 +178,28 @@ def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
     if options.sequences:
         d_sequence = program.only_shown(d_sequence)
 
-    def chunk(i, d_states, dx, d_weights):
+    def chunk(i, d_states, dx, d_probe, d_weights):
         start, first, end = program.chunk(i)
         valid = program.read_valid(start)
         d_outer = program.cast(program.read(d_sequence, start)) if options.sequences else None
 
-        def step(j, d_states, da):
+        def step(j, d_states, da, d_probe):
             t = start + j
             valid_j = None if valid is None else valid[:, j]
             if options.sequences:
                 d_states = [d_states[0] + program.row(d_outer, j), *d_states[1:]]
-            zeros = [tf.zeros_like(d) for d in d_states]
-            da_j, d_prev = equations.step_gradient(
-                [program.time(a, t) for a in all_gates],
-                [program.time(a, t) for a in all_states],
-                [program.time(a, t + 1) for a in all_states],
-                _where(valid_j, d_states, zeros),
-                *U_T,
-            )
+            d_valid = _where(valid_j, d_states, [tf.zeros_like(d) for d in d_states])
+            gates = [program.time(a, t) for a in all_gates]
+            before, after = ([program.time(a, time) for a in all_states] for time in (t, t + 1))
+            da_j, d_prev = equations.step_gradient(gates, before, after, d_valid, *U_T)
+            total = equations.total_gradient(gates, after, d_valid) if d_probe else None
+            d_probe = [_write(a, t, tf.concat([*map(norm, total)], -1)[:, None]) for a in d_probe]
             if valid_j is not None:  # a masked step hands its gradient on: there da is 0, as it is linear in d
                 d_prev = _where(valid_j, d_prev, d_states)
-            return j - 1, list(d_prev), _write_time(da, j, da_j)
+            return j - 1, list(d_prev), _write_time(da, j, da_j), d_probe
 
         da = program.zeros(program.length, program.B, program.k * program.N)
-        d_states, da = _loop(lambda j, *_: j >= first, step, (end - 1, d_states, da))
+        d_states, da, d_probe = _loop(lambda j, *_: j >= first, step, (end - 1, d_states, da, d_probe))
         h_prev = program.times(all_states[0], start)
         h_prev = h_prev if program.h_mask is None else h_prev * program.h_mask
         da, h_prev, *gates = map(_flat, (da, h_prev, *(program.times(a, start) for a in all_gates)))
@@ -210,14 +209,16 @@ def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
         d_weights = [d + n for d, n in zip(d_weights, new, strict=True)]
         dx_chunk = tf.transpose(tf.reshape(tf.matmul(da, W_T), (program.length, program.B, program.D)), (1, 0, 2))
         dx_chunk = dx_chunk if program.x_mask is None else dx_chunk * program.x_mask[:, None]
-        return i - 1, d_states, _write(dx, start, dx_chunk), d_weights
+        return i - 1, d_states, _write(dx, start, dx_chunk), d_probe, d_weights
 
     d_weights = [tf.zeros_like(w) for w in program.weights]
     carried = (
         program.chunks - 1,
         program.cast(list(d_states)),
         program.zeros(program.B, program.T, program.D),
+        [program.zeros(program.B, program.T, len(d_states))] if options.probed else [],
         d_weights,
     )
-    d_states, dx, d_weights = _loop(lambda i, *_: i >= 0, chunk, carried)
-    return [tf.cast(d, x.dtype) for d in (dx, *d_states)], d_weights
+    d_states, dx, d_probe, d_weights = _loop(lambda i, *_: i >= 0, chunk, carried)
+    dx, *d_states = [tf.cast(d, x.dtype) for d in (dx, *d_states)]
+    return [dx, *d_probe], d_states, d_weights

@@ -48,6 +48,7 @@ class RecurrentCell(keras.layers.Layer, DropoutRNNCell):
         inputs: x, (B, D).
         states: the previous states, (B, N) each.
         training: whether dropout is active.
+        probes: see probe.py.
 
     Returns:
         h (B, N), and the list of states.
@@ -132,13 +133,13 @@ class RecurrentCell(keras.layers.Layer, DropoutRNNCell):
         b, *b_u = ops.unstack(ops.reshape(b, (biases, W.shape[1])))
         return W, b, U, *b_u
 
-    def call(self, inputs, states, training=False):
+    def call(self, inputs, states, training=False, probes=None):
         nested = keras.tree.is_nested(states)
         x_mask = self.get_dropout_mask(inputs) if training else None
         h_mask = self.get_recurrent_dropout_mask(states[0] if nested else states) if training else None
         states = states if nested else [states]
         x = ops.cast(inputs, self.compute_dtype)
-        h, states = self.equations.advance(x, states, self.tensors(), x_mask, h_mask)
+        h, states = self.equations.advance(x, states, self.tensors(), x_mask, h_mask, probes)
         return h, states if nested else states[0]
 
     def get_config(self):
@@ -230,14 +231,14 @@ class Recurrent(keras.layers.RNN):
                 f"shape {(batch, units)}, received {len(shapes)} of {', '.join(map(str, shapes))}."
             )
 
-    def inner_loop(self, sequences, initial_state, mask, training=False):
+    def inner_loop(self, sequences, initial_state, mask, training=False, probe=None):
         mask = self._mask(keras.tree.flatten(mask)[0], sequences)
         shown = None
         if mask is not None:
             seen = ops.cumsum(ops.cast(mask, "int32"), axis=1) > 0
             shown = mask if self.zero_output_for_mask else seen
         run = self._loop if self.unroll or backend.backend() != "tensorflow" else self._sweep
-        outputs, states = run(sequences, list(initial_state), mask, shown, training)
+        outputs, states = run(sequences, list(initial_state), mask, shown, training, probe)
         last = states[0] if shown is None else ops.where(shown[:, -1:], states[0], 0)
         return last, outputs if self.return_sequences else last, list(states)
 
@@ -254,29 +255,36 @@ class Recurrent(keras.layers.RNN):
         mask = ops.cast(mask, "bool")
         return ops.flip(mask, axis=1) if self.go_backwards else mask
 
-    def _sweep(self, sequences, initial_state, mask, shown, training):
+    def _sweep(self, sequences, initial_state, mask, shown, training, probe):
         from keras_gated.sweep import Masks, Options, in_forward_mode, sweep
 
         cell, weights = self.cell, self.cell.tensors()
         if in_forward_mode([sequences, *initial_state, *weights]):
-            return self._loop(sequences, initial_state, mask, shown, training)
+            return self._loop(sequences, initial_state, mask, shown, training, probe)
         options = Options(
             cell.equations,
             features=cell.kernel.shape[0],
             units=cell.units,
             go_backwards=self.go_backwards,
             sequences=self.return_sequences,
+            probed=probe is not None,
             save=bool(training),
         )
         x_mask = cell.get_dropout_mask(sequences[:, 0]) if training else None
         h_mask = cell.get_recurrent_dropout_mask(initial_state[0]) if training else None
-        return sweep(options, sequences, initial_state, weights, Masks(mask, shown, x_mask, h_mask))
+        return sweep(options, sequences, initial_state, weights, Masks(mask, shown, x_mask, h_mask), probe)
 
-    def _loop(self, sequences, initial_state, mask, shown, training):
+    def _loop(self, sequences, initial_state, mask, shown, training, probe):
         if self.stateful:  # the variables behind these states change while their gradient is still to come
             initial_state = [ops.copy(s) for s in initial_state]
+        probed = probe is not None
+
+        def step(x, states):
+            x, *probes = x if probed else [x]
+            return self.cell(x, list(states), training=training, probes=probes if probed else None)
+
         return loop(
-            lambda x, states: self.cell(x, list(states), training=training),
+            step,
             sequences,
             initial_state,
             mask,
@@ -284,6 +292,7 @@ class Recurrent(keras.layers.RNN):
             go_backwards=self.go_backwards,
             sequences=self.return_sequences,
             unroll=self.unroll,
+            probe=probe,
         )
 
     def get_config(self):

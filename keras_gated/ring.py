@@ -36,11 +36,11 @@ class Ring:
         self.parts = one_per_replica(start, name, strategy)
 
     def write(self, step, columns):
-        """In the graph of a training step: the numbers, of which the last call in a step counts."""
-        if len(columns) != self.width:
-            raise ValueError(f"Ring {self.name!r} expects {self.width} numbers, received {len(columns)}.")
-        stamp = tf.cast(step % STAMPS, tf.float32)
-        row = tf.stack([stamp, *(tf.cast(c, tf.float32) for c in columns)])
+        """In the graph of a training step: the numbers (width,), of which the last call in a step counts."""
+        columns = tf.stack(columns)
+        if columns.shape != (self.width,):
+            raise ValueError(f"Ring {self.name!r} expects {self.width} numbers, received {columns.shape}.")
+        row = tf.concat([[tf.cast(step % STAMPS, tf.float32)], columns], 0)
         of_this_replica(self.parts).scatter_nd_update([[tf.cast(step % self.capacity, tf.int32)]], [row])
 
     def read(self, steps):

@@ -36,6 +36,7 @@ class Options(NamedTuple):
     features: int  # D
     units: int  # N
     sequences: bool  # hand out the outputs of all times, not only the final states
+    probed: bool  # whether there is a probe
     save: bool  # keep what the backward sweep needs; without it a gradient costs one more forward sweep
     traits: tuple = ()  # dtype and which masks there are: set by `sweep`, so that each has its own function
 
@@ -49,7 +50,7 @@ class Masks(NamedTuple):
     h: tf.Tensor | None  # (B, N) dropout of h in the recurrent products
 
 
-def sweep(options, x, states, weights, masks):
+def sweep(options, x, states, weights, masks, probe=None):
     """Runs a cell over x (B, T, D).
 
     Args:
@@ -58,6 +59,7 @@ def sweep(options, x, states, weights, masks):
         states: the initial states, one (B, N) each.
         weights: W (D, kN), b (kN,), U (N, kN) and, where the cell has one, b_u (kN,).
         masks: `Masks`.
+        probe: None or zeros (B, T, S), in the order of x: see `watched` in equations.py.
 
     Returns:
         The outputs, (B, T, N) or None, and the final states.  Differentiable in x, states and weights, and the
@@ -67,7 +69,7 @@ def sweep(options, x, states, weights, masks):
     weights = tuple(tf.convert_to_tensor(w) for w in weights)
     options = options._replace(traits=(x.dtype, *(mask is None for mask in masks)))
     run = _traced(options) if tf.executing_eagerly() else functools.partial(_differentiable, options)
-    return run(x, tuple(states), weights, masks)
+    return run(x, tuple(states), weights, () if probe is None else (probe,), masks)
 
 
 def _with_a_step(x):
@@ -88,8 +90,8 @@ def _traced(options):
     return tf.function(functools.partial(_differentiable, options), autograph=False, reduce_retracing=True)
 
 
-def _differentiable(options, x, states, weights, masks):
-    given = (x, states, weights)
+def _differentiable(options, x, states, weights, probes, masks):
+    given = (x, states, weights, probes)
 
     @tf.custom_gradient
     def run(*tensors):
@@ -118,6 +120,7 @@ def _gradient(options, given, masks, saved, d_outputs):
             with tf.GradientTape() as tape:
                 tape.watch(tensors)
                 gradients = _first_order_by_loop(options, given, masks, d_outputs)
+            d_gradients = d_gradients[: len(gradients)]  # of a probe there is no second order
             return tape.gradient(gradients, tensors, d_gradients, tf.UnconnectedGradients.ZERO)
 
         return _backward_lanes(options, given, masks, kept, d_outputs), gradient
@@ -130,10 +133,10 @@ def _copied(tree):
 
 
 def _first_order_by_loop(options, given, masks, d_outputs):
-    tensors = tf.nest.flatten(given)
+    x, states, weights, _ = given
+    tensors = [x, *states, *weights]
     with tf.GradientTape() as tape:
         tape.watch(tensors)
-        x, states, weights = given
         outputs, states = loop(
             lambda x_t, states: options.equations.advance(x_t, states, weights, masks.x, masks.h),
             x,
@@ -196,7 +199,7 @@ def _in_order(options, x):
 
 
 def _forward_lanes(options, given, masks):
-    x, states, weights = given
+    x, states, weights, _ = given
     x, lanes = _in_order(options, x), _lanes(x)
     results = [_forward_spans(options, *lane.cut((x, states)), weights, lane.cut(masks)) for lane in lanes]
     outputs, saved = zip(*results, strict=True)
@@ -206,17 +209,20 @@ def _forward_lanes(options, given, masks):
 
 
 def _backward_lanes(options, given, masks, saved, d_outputs):
-    x, states, weights = given
+    x, states, weights, probes = given
     x, lanes = _in_order(options, x), _lanes(x)
     results = [
         _backward_spans(options, lane.cut(x), weights, lane.cut(masks), kept, lane.cut(d_outputs), lane.skipped)
         for lane, kept in zip(lanes, saved, strict=True)
     ]
-    d_rows, d_weights = zip(*results, strict=True)
-    d_rows = [_join(lanes, parts, a.shape) for *parts, a in zip(*d_rows, (x, *states), strict=True)]
-    d_rows[0] = _in_order(options, d_rows[0])
+    d_sequences, d_states, d_weights = zip(*results, strict=True)
+    d_sequences, d_states = (
+        [_join(lanes, parts, a.shape) for *parts, a in zip(*d_rows, tensors, strict=True)]
+        for d_rows, tensors in ((d_sequences, (x, *probes)), (d_states, states))
+    )
+    dx, *d_probes = [_in_order(options, d) for d in d_sequences]
     d_weights = [tf.cast(tf.add_n(parts), w.dtype) for *parts, w in zip(*d_weights, weights, strict=True)]
-    return d_rows + d_weights
+    return [dx, *d_states, *d_weights, *d_probes]
 
 
 # Spans.
@@ -293,19 +299,22 @@ def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
     d_sequence, *d_states = d_outputs if options.sequences else (None, *d_outputs)
     x, valid, shown, d_sequence = map(spans.padded, (x, masks.valid, masks.shown, d_sequence))
 
-    def span(i, d_states, d_weights, dx):
+    def span(i, d_states, d_weights, d_sequences):
         part = masks._replace(valid=spans.cut(valid, i), shown=spans.cut(shown, i))
         kept = tf.nest.map_structure(lambda a: a.read(i), saved)
         d_outputs = [*([spans.cut(d_sequence, i)] if options.sequences else []), *d_states]
-        d_rows, new = run(spans.cut(x, i), weights, part, kept, d_outputs, spans.length(i), skipped)
+        rows, new_states, new = run(spans.cut(x, i), weights, part, kept, d_outputs, spans.length(i), skipped)
         d_weights = [d + n for d, n in zip(d_weights, new, strict=True)]
-        return i - 1, _as_before(d_states, d_rows[1:]), d_weights, [dx[0].write(i, d_rows[0])]
+        d_sequences = [a.write(i, d) for a, d in zip(d_sequences, rows, strict=True)]
+        return i - 1, _as_before(d_states, new_states), d_weights, d_sequences
 
-    dx = spans.arrays(1, (x.shape[0], SPAN, options.features), x.dtype)
-    d_weights = [tf.zeros(w.shape, arithmetic_dtype(x.dtype)) for w in weights]
-    carried = (spans.count - 1, tuple(d_states), d_weights, dx)
-    _, d_states, d_weights, dx = tf.while_loop(lambda i, *_: i >= 0, span, carried)
-    return [spans.joined(dx[0]), *tf.nest.map_structure(tf.stop_gradient, d_states)], d_weights
+    dtype = arithmetic_dtype(x.dtype)
+    d_sequences = spans.arrays(1, (x.shape[0], SPAN, options.features), x.dtype)
+    d_sequences += spans.arrays(options.probed, (x.shape[0], SPAN, len(d_states)), dtype)
+    d_weights = [tf.zeros(w.shape, dtype) for w in weights]
+    carried = (spans.count - 1, tuple(d_states), d_weights, d_sequences)
+    _, d_states, d_weights, d_sequences = tf.while_loop(lambda i, *_: i >= 0, span, carried)
+    return [*map(spans.joined, d_sequences)], tf.nest.map_structure(tf.stop_gradient, d_states), d_weights
 
 
 def programs():

@@ -18,10 +18,12 @@ import weakref
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_gated.clipping import replaced
+from keras_gated.events import steps_made
 from keras_gated.ring import Ring, of_this_replica, one_per_replica
 
 DRAIN_EVERY = 256  # steps
@@ -107,7 +109,7 @@ class Tap:
     def _begin(self):
         """At the first step of a fit, when all callbacks have joined and all weights have been restored."""
         self.begun, self.drained_at = True, time.time()
-        self.drained = max(self.drained or _steps_of(self.optimizer), *(probe.next_step for probe in self.probes))
+        self.drained = max(self.drained or steps_made(self.optimizer), *(probe.next_step for probe in self.probes))
         for part in self.count:
             part.assign(self.drained)
         if self.traced_for != self.probes:
@@ -137,7 +139,11 @@ class Tap:
 
     def wrap(self, owner, name, wrapper):
         """Until the train function returns, owner.name(...) is wrapper(owner.name, ...)."""
-        self._wrapped.enter_context(replaced(owner, name, wrapper))
+        self.enter(replaced(owner, name, wrapper))
+
+    def enter(self, context):
+        """Until the train function returns, the context lasts."""
+        self._wrapped.enter_context(context)
 
     def ring(self, name, width):
         """A new `Ring`, also while the graph is traced."""
@@ -148,8 +154,15 @@ class Tap:
         """In the graph: the number of this training step."""
         return of_this_replica(self.count).read_value()
 
+    def loss_scale(self):
+        """In the graph: what the loss is multiplied by."""
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            built = self.optimizer.built
+            return tf.cast(self.optimizer.dynamic_scale if built else self.optimizer.initial_scale, tf.float32)
+        return tf.constant(self.optimizer.loss_scale_factor or 1.0, tf.float32)
+
     def write(self, ring, columns):
-        """In the graph: `ring.width` numbers of this training step."""
+        """In the graph: `ring.width` numbers of this training step, a list or a tensor."""
         ring.write(self.step(), columns)
 
     def _counted(self, apply, grads, *args, **kwargs):
@@ -215,11 +228,3 @@ def _deliver_all():
     """What a fit has left that was broken off, and the program with it."""
     for tap in list(_taps.values()):
         tap.deliver()
-
-
-def _steps_of(optimizer):
-    """How many steps it has made, if it comes from a checkpoint."""
-    accumulating = optimizer
-    while hasattr(accumulating, "inner_optimizer"):
-        accumulating = accumulating.inner_optimizer
-    return int(optimizer.iterations.numpy()) * (accumulating.gradient_accumulation_steps or 1)

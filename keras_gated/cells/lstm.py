@@ -35,13 +35,20 @@ def step(p, states, U):
     return (h, c), (i, f, c_tilde, o)
 
 
+def total_gradient(saved, states, d_states):
+    """(dh, dc), with what c does through h in dc."""
+    _, _, _, o = saved
+    _, c = states
+    dh, dc = d_states
+    return dh, dc + dh * o * (1 - tanh(c) ** 2)
+
+
 def step_gradient(saved, states_prev, states, d_states, U_T):
     """Transpose of step: (dh, dc) -> da and (dh₋, dc₋).  Read against step from the bottom up."""
     i, f, c_tilde, o = saved
     _, c_prev = states_prev
     _, c = states
-    dh, dc = d_states
-    dc = dc + dh * o * (1 - tanh(c) ** 2)
+    dh, dc = total_gradient(saved, states, d_states)
     da_o = dh * tanh(c) * o * (1 - o)
     da_c = dc * i * (1 - c_tilde**2)
     da_f = dc * c_prev * f * (1 - f)
@@ -63,6 +70,7 @@ EQUATIONS = Equations(
     step=step,
     step_gradient=step_gradient,
     weight_gradient=weight_gradient,
+    total_gradient=total_gradient,
 )
 
 
