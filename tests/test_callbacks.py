@@ -349,8 +349,13 @@ class Sums(Probe):
 
 
 class GradientSums(TapCallback):
+    RUN = "gradients"
+
     def _make_probe(self, tap):
         return Sums(tap)
+
+    def _charts(self):
+        return {}
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -256,7 +256,7 @@ def read(folder):
     """-> {tag: (steps, values)} of the run that GradientNorms writes."""
     events = EventAccumulator(str(folder / "gradients"), size_guidance={"tensors": 0}).Reload()
     logged = {}
-    for tag in events.Tags()["tensors"]:
+    for tag in events.PluginTagToContent("scalars"):
         points = [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(tag)]
         logged[tag] = tuple(np.transpose(points))
     return logged
