@@ -51,8 +51,11 @@ class TapCallback(keras.callbacks.Callback):
                 f"{type(self).__name__} expects the TensorFlow backend, received {keras.backend.backend()!r}. "
                 "Train without the callback, or set KERAS_BACKEND=tensorflow."
             )
-        from keras_gated.tap import tap_of
+        from keras_gated.tap import missing, tap_of
 
+        if names := missing(self.model):
+            self._tap = self._warn(names, "no training step is logged")
+            return
         tap = tap_of(self.model)
         if tap is not self._tap:
             if self._tap:
@@ -60,25 +63,46 @@ class TapCallback(keras.callbacks.Callback):
             probe = self._make_probe(tap)
             probe.next_step = self._probe.next_step if self._probe else 0
             self._tap, self._probe = tap, probe
+        if self._probe.missing:
+            names, tags = zip(*self._probe.missing, strict=True)
+            self._warn(names, f"{', '.join(dict.fromkeys(tags))} is left out")
         if self._file is None:  # one for all fits: TensorBoard may read a second one out of order
             from keras_gated.dashboard import charts
 
             self._file = event_file(os.path.join(self.log_dir, self.RUN))
             self._file.add(0, time.time(), [charts(self._charts())])
         tap.join(self._probe, self.params)
+        self._started_at = self._probe.next_step
+
+    def _warn(self, names, consequence):
+        warnings.warn(
+            f"{type(self).__name__} expects {', '.join(dict.fromkeys(names))}, received Keras {keras.__version__} "
+            f"without: {consequence}. Take a version of Keras that keras_gated was tested with, 3.13 to 3.15.",
+            stacklevel=3,
+        )
 
     def on_train_batch_begin(self, batch, logs=None):
-        self._tap.install()
+        if self._tap:
+            self._tap.install()
 
     def on_train_batch_end(self, batch, logs=None):
-        self._tap.remove()
+        if self._tap:
+            self._tap.remove()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._tap.remove()  # the last batch of data of unknown length begins and does not end
-        self._tap.deliver()
+        if self._tap:
+            self._tap.remove()  # the last batch of data of unknown length begins and does not end
+            self._tap.deliver()
 
     def on_train_end(self, logs=None):
-        self._tap.leave()
+        if self._tap:
+            self._tap.leave()
+            if self._tap.begun and self._probe.next_step == self._started_at:
+                warnings.warn(
+                    f"{type(self).__name__} saw no training step: the optimizer that model.compile was given was not "
+                    "called. Call self.optimizer.apply in train_step, or train without the callback.",
+                    stacklevel=2,
+                )
 
 
 class Records(NamedTuple):
@@ -224,9 +248,11 @@ class GradientNorms(TapCallback):
 
     def _scalars(self, records, norms, i):
         raw, clipped, finite = records.raw[i], records.clipped[i], records.finite[i]
-        scalars = {"grad_norm/raw": raw, "grad_norm/clipped": clipped, "grad_norm/nonfinite": not finite}
-        if finite and records.updated[i]:
-            scalars["grad_norm/clip_ratio"] = clipped / raw if raw else 1.0
+        scalars = {"grad_norm/raw": raw, "grad_norm/nonfinite": not finite}
+        if self._probe.sees_clipping:
+            scalars["grad_norm/clipped"] = clipped
+            if finite and records.updated[i]:
+                scalars["grad_norm/clip_ratio"] = clipped / raw if raw else 1.0
         if self._probe.scaled:
             scalars["grad_norm/loss_scale"] = records.loss_scale[i]
         if not np.isnan(records.learning_rate[i]):
@@ -327,7 +353,7 @@ class GradientFlow(TapCallback):
             self.profiles[source.name] = profiles = profiles.thinned(self.COLUMNS)
             if len(profiles.step):
                 self._file.add(profiles.step[-1], time.time(), self._pictures(source, profiles))
-        self._file.flush()
+                self._file.flush()
 
     def _receive(self, received, times):
         events = {}  # all numbers of a step go into one

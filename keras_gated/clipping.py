@@ -293,14 +293,14 @@ class Suggestion(NamedTuple):
     """A threshold for ClipNorm, and what it would have done."""
 
     max_norm: float
-    clipped_share: float  # of the steps with a finite gradient
+    clipped_share: float  # of the updates with a finite gradient
 
 
 def suggest_max_norm(records, percentile=90.0):
     """A max_norm that leaves the usual step alone: a percentile of the norms that a run without clipping had.
 
     Args:
-        records: `GradientNorms.records`; steps whose norm is not finite are left out.
+        records: `GradientNorms.records`; steps that made no update, or whose norm is not finite, are left out.
         percentile: between 0 and 100.
 
     Returns:
@@ -311,7 +311,7 @@ def suggest_max_norm(records, percentile=90.0):
     """
     if not 0 <= percentile <= 100:
         raise ValueError(f"suggest_max_norm expects a percentile from 0 to 100, received {percentile!r}.")
-    norms = np.asarray(records.raw, float)
+    norms = np.asarray(records.raw, float)[records.updated]
     norms = norms[np.isfinite(norms)]
     if not len(norms):
         raise ValueError(

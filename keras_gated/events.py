@@ -7,6 +7,8 @@ step.
 import os
 import weakref
 
+import keras
+
 _files = weakref.WeakValueDictionary()  # by folder
 
 
@@ -77,4 +79,5 @@ def steps_made(optimizer):
     accumulating = optimizer
     while hasattr(accumulating, "inner_optimizer"):
         accumulating = accumulating.inner_optimizer
-    return int(optimizer.iterations) * (accumulating.gradient_accumulation_steps or 1)
+    made = keras.ops.convert_to_numpy(optimizer.iterations)  # which replicas have one by one
+    return int(made) * (accumulating.gradient_accumulation_steps or 1)

@@ -19,7 +19,8 @@ from keras_gated.clipping import ClipNorm, norm
 from keras_gated.tap import Probe
 
 ABSENT = -1.0  # marks a variable without a gradient: NaN would hide an overflow
-HEAD = 3  # loss scale, learning rate and norm of this replica stand before the variables
+CLIPPED = "grad_norm/clipped and clip_ratio"
+HEAD = 4  # loss scale, learning rate, whether it made an update, and norm of this replica stand before the variables
 
 
 class Norms(NamedTuple):
@@ -50,33 +51,27 @@ class NormProbe(Probe):
         self.several = tap.strategy.num_replicas_in_sync > 1
         scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         self.scaled = scaled or bool(self.optimizer.loss_scale_factor)
+        self.missing = _missing(self.optimizer, self.several)
+        self.sees_clipping = CLIPPED not in dict(self.missing).values()
         self.parts = {}  # by id of the optimizer
         self.paths = None
         if self.optimizer.built:  # always so with replicas
             self._allocate([])
 
     def install(self, tap):
-        owner = _without_loss_scale(self.optimizer)
-        if _is_several(owner) and not owner.built:
-            tap.wrap(owner, "build", self._built)  # which may choose the parts
-        for optimizer in _parts(owner):
-            self._install_part(optimizer)
+        self._install_parts()
         tap.wrap(self.optimizer, "apply", self._received)
 
-    def _built(self, build, *args, **kwargs):
-        known = set(self.parts)
-        build(*args, **kwargs)
-        for optimizer in _parts(_without_loss_scale(self.optimizer)):
-            if id(optimizer) not in known:
-                self._install_part(optimizer)
-
-    def _install_part(self, optimizer):
-        part = self.parts.setdefault(id(optimizer), _Part(self, optimizer))
-        self.tap.wrap(optimizer, "apply", part.noted)
-        if hasattr(optimizer, "_clip_gradients"):
-            self.tap.wrap(optimizer, "_clip_gradients", part.clipped)
-        if self.several and not isinstance(optimizer, ClipNorm) and hasattr(optimizer, "_all_reduce_sum_gradients"):
-            self.tap.wrap(optimizer, "_all_reduce_sum_gradients", part.summed)
+    def _install_parts(self):
+        for optimizer in _parts(self.optimizer):
+            if id(optimizer) not in self.parts:
+                self.parts[id(optimizer)] = _Part(self, optimizer)
+            part = self.parts[id(optimizer)]
+            self.tap.wrap(optimizer, "apply", part.noted)
+            if hasattr(optimizer, "_clip_gradients"):
+                self.tap.wrap(optimizer, "_clip_gradients", part.clipped)
+            if part.summed_later and hasattr(optimizer, "_all_reduce_sum_gradients"):
+                self.tap.wrap(optimizer, "_all_reduce_sum_gradients", part.summed)
 
     # In the graph.
 
@@ -86,17 +81,28 @@ class NormProbe(Probe):
         variables = list(given)
         if self.paths is None:
             self._allocate(variables)
-        scale = self.tap.loss_scale()
+        if not _parts(self.optimizer):
+            _without_loss_scale(self.optimizer).build(variables)  # a MultiOptimizer that has not chosen yet
+            self._install_parts()
+        scale, rate, step, before = self.tap.loss_scale(), self._learning_rate(), self.tap.step(), self._updates()
+        done = apply(grads, trainable_variables)
+        # Seen from outside: one operation more in a branch that is not always run would change how it is compiled.
+        updated = tf.reduce_any([a != b for a, b in zip(before, self._updates(), strict=True)])
+
         mine = [None if g is None else norm(g) / scale for g in grads]
         norms = [None if g is None else norm(g) / scale for g in _summed(grads)] if self.several else mine
         own = norm(tf.stack([n for n in mine if n is not None] or [0.0]))
-        head = [scale, self._learning_rate(), own]
-        self.tap.write(self.ring, head + self.in_order(norms, variables))
-        return apply(grads, trainable_variables)
+        head = [scale, rate, tf.cast(updated, tf.float32), own]
+        self.ring.write(step, head + self.in_order(norms, variables))
+        return done
+
+    def _updates(self):
+        """How many each optimizer has made."""
+        return [tf.identity(tf.cast(o.iterations, tf.int64)) for o in _parts(self.optimizer)]
 
     def _allocate(self, variables):
         """At the first trace, or before: a model may have no variables before."""
-        known = [*self.tap.model.trainable_variables, *self.optimizer._trainable_variables, *variables]
+        known = [*self.tap.model.trainable_variables, *getattr(self.optimizer, "_trainable_variables", []), *variables]
         self.index = {}
         for v in known:
             self.index.setdefault(id(v), len(self.index))
@@ -112,9 +118,7 @@ class NormProbe(Probe):
         return columns
 
     def _learning_rate(self):
-        optimizer = self.optimizer
-        while hasattr(optimizer, "inner_optimizer"):
-            optimizer = optimizer.inner_optimizer
+        optimizer = _innermost(self.optimizer)
         rate = vars(optimizer).get("_learning_rate")
         # A function of the user's may count how often it is called.
         if _is_several(optimizer) or not isinstance(
@@ -128,20 +132,14 @@ class NormProbe(Probe):
     def receive(self, drained):
         first = drained.rows[self.ring].values  # (S, R, HEAD + V)
         raw = first[:, 0, HEAD:].astype(np.float64)  # each replica has the sum
-        clipped = raw.copy()
-        updated = np.zeros(len(raw), bool)
+        clipped = raw
         for part in self.parts.values():
-            if part.ring is not None:
-                rows = drained.rows[part.ring]
-                written, (before, after) = rows.written[:, 0], np.split(rows.values[:, 0].astype(np.float64), 2, axis=1)
-                updated |= written
-                raw = np.where(written[:, None] & (before != ABSENT), before, raw)
-                clipped = np.where(written[:, None] & (after != ABSENT), after, clipped)
-        clipped = np.where(updated[:, None], clipped, raw)
+            raw, clipped = part.complete(raw, clipped, drained)
+        scale, rate, updated = first[:, 0, :3].T
+        updated = updated == 1
         present = raw != ABSENT
-        raw, clipped = np.where(present, raw, 0), np.where(present, clipped, 0)
-        scale, rate = first[:, 0, :2].T
-        norms = Norms(drained.step, raw, clipped, present, updated, scale, rate, first[:, :, 2])
+        raw, clipped = (np.where(present, n, 0) for n in (raw, np.where(updated[:, None], clipped, raw)))
+        norms = Norms(drained.step, raw, clipped, present, updated, scale, rate, first[:, :, 3])
         self._receive(norms, drained.time)
 
 
@@ -150,6 +148,11 @@ class _Part:
 
     def __init__(self, probe, optimizer):
         self.probe, self.optimizer, self.ring = probe, optimizer, None
+        last = optimizer.inner_optimizer if isinstance(optimizer, ClipNorm) else optimizer
+        self.accumulates = bool(last.gradient_accumulation_steps)
+        self.summed_later = probe.several and not isinstance(optimizer, ClipNorm)
+        self.follows = False  # whether norms that were not read follow from those before clipping
+        self.columns = set()  # of its variables
 
     def noted(self, apply, grads, trainable_variables=None):
         """Which variables the gradients belong to that come by next."""
@@ -157,28 +160,26 @@ class _Part:
         given = self.optimizer._trainable_variables if trainable_variables is None else trainable_variables
         pairs = zip(grads, given, strict=True)
         self.variables = [v for g, v in pairs if g is not None and not getattr(v, "overwrite_with_gradient", False)]
+        self.columns |= {self.probe.index[id(v)] for v in self.variables}
         return apply(grads, trainable_variables)
 
     def clipped(self, clip, grads):
         grads = list(grads)
         clipped = clip(grads)
-        if self.probe.several and not isinstance(self.optimizer, ClipNorm):
+        if self.summed_later:
             return clipped  # of one replica
-        raw = [norm(g) for g in grads]
-        self._write(raw, self._used(grads, raw, clipped))
+        unread = [None] * len(grads)
+        raw = [norm(g) for g in grads] if self.accumulates else unread
+        self.follows = clipped is grads or _by_factors(self.optimizer)
+        if not self.follows:
+            used = [norm(g) for g in clipped]
+        elif _rows_may_repeat(self.optimizer, grads):
+            used = _clipped_by_keras(self.optimizer, grads)
+        else:
+            used = unread
+        if used is not unread or raw is not unread:
+            self._write(raw, used)
         return clipped
-
-    def _used(self, grads, raw, clipped):
-        """The norms of `clipped`.  Where factors do it, reading it would change how the update is compiled, to its
-        last bit."""
-        if isinstance(self.optimizer, ClipNorm):
-            sizes = raw if self.optimizer.per_variable else [norm(tf.stack(raw))] * len(raw)
-            longest = self.optimizer.max_norm
-            return [tf.where(size <= longest, r, r / size * longest) for r, size in zip(raw, sizes, strict=True)]
-        if _clips_by_global_norm(self.optimizer):
-            factor = tf.minimum(1.0, self.optimizer.global_clipnorm / global_norm_of_keras(grads))
-            return [r * factor for r in raw]
-        return raw if clipped is grads else [norm(g) for g in clipped]
 
     def summed(self, reduce, pairs):
         pairs = reduce(list(pairs))
@@ -191,6 +192,40 @@ class _Part:
             self.ring = probe.tap.ring("clipped_norms", 2 * len(probe.paths))
         probe.tap.write(self.ring, probe.in_order(raw, self.variables) + probe.in_order(used, self.variables))
 
+    def complete(self, raw, clipped, drained):
+        """The norms (S, V) so far, and those that this part knows in their places."""
+        mine = np.isin(np.arange(raw.shape[1]), list(self.columns))
+        before = after = np.full_like(raw, ABSENT)
+        if self.ring is not None:
+            rows = drained.rows[self.ring]
+            before, after = np.split(np.where(rows.written[:, :1], rows.values[:, 0], ABSENT), 2, axis=1)
+        raw = np.where(before != ABSENT, before, raw)
+        own = np.where(mine & (raw != ABSENT), raw, 0)
+        other = _clipped(self.optimizer, own) if self.follows else np.nan
+        return raw, np.where(mine, np.where(after != ABSENT, after, other), clipped)
+
+
+def _missing(optimizer, several):
+    """What is not in this version of Keras, and what is left out for that."""
+    names = {}
+    for part in _parts(optimizer):
+        names |= dict.fromkeys(_absent(part, "_clip_gradients"), CLIPPED)
+        if several and not isinstance(part, ClipNorm):
+            names |= dict.fromkeys(_absent(part, "_all_reduce_sum_gradients"), CLIPPED)
+    if not _is_several(_innermost(optimizer)):
+        names |= dict.fromkeys(_absent(_innermost(optimizer), "_learning_rate"), "grad_norm/learning_rate")
+    return tuple(names.items())
+
+
+def _absent(optimizer, name):
+    return [] if hasattr(optimizer, name) else [f"{type(optimizer).__name__}.{name}"]
+
+
+def _innermost(optimizer):
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
 
 def _without_loss_scale(optimizer):
     return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
@@ -202,7 +237,8 @@ def _is_several(optimizer):
 
 
 def _parts(optimizer):
-    """Those that clip."""
+    """Those that clip: one, or as many as a MultiOptimizer has chosen so far."""
+    optimizer = _without_loss_scale(optimizer)
     return optimizer.optimizers if _is_several(optimizer) else [optimizer]
 
 
@@ -217,12 +253,38 @@ def _unique(paths):
     return [f"{path}_{n}" if (n := paths[:i].count(path)) else path for i, path in enumerate(paths)]
 
 
-def _clips_by_global_norm(optimizer):
+def _by_factors(optimizer):
+    """Whether it clips each gradient as a whole.
+
+    Then the norms of clipped gradients follow from those before, and the clipped gradients need not be read: one
+    reader more changes how the update is compiled, and its last bit.
+    """
     plain = type(optimizer)._clip_gradients is keras.optimizers.Optimizer._clip_gradients
-    return plain and bool(optimizer.global_clipnorm) and not optimizer.clipnorm
+    return isinstance(optimizer, ClipNorm) or (plain and not optimizer.clipvalue)
 
 
-def global_norm_of_keras(gradients):
-    """What Keras takes for the norm when it clips: repeated rows of IndexedSlices count one by one."""
-    values = (g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients)
-    return tf.sqrt(tf.add_n([2 * tf.nn.l2_loss(tf.cast(v, tf.float32)) for v in values]))
+def _rows_may_repeat(optimizer, grads):
+    """Keras takes repeated rows of IndexedSlices one by one for its norm."""
+    return not isinstance(optimizer, ClipNorm) and any(isinstance(g, tf.IndexedSlices) for g in grads)
+
+
+def _clipped_by_keras(optimizer, grads):
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
+    squares = [2 * tf.nn.l2_loss(tf.cast(v, tf.float32)) for v in values]
+    if optimizer.global_clipnorm:
+        squares = [tf.add_n(squares)] * len(squares)
+    longest = optimizer.clipnorm or optimizer.global_clipnorm
+    return [norm(g) * tf.minimum(1.0, longest / tf.sqrt(s)) for g, s in zip(grads, squares, strict=True)]
+
+
+def _clipped(optimizer, raw):
+    """The norms (S, V) that follow from those before clipping."""
+    if isinstance(optimizer, ClipNorm):
+        longest, each = optimizer.max_norm, optimizer.per_variable
+    else:
+        longest, each = optimizer.clipnorm or optimizer.global_clipnorm, bool(optimizer.clipnorm)
+    if not longest:
+        return raw
+    norm = raw if each else np.sqrt(np.sum(raw**2, axis=1, keepdims=True))
+    with np.errstate(invalid="ignore"):  # an inf makes NaNs
+        return raw * (longest / np.maximum(norm, longest))

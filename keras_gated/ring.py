@@ -68,4 +68,9 @@ def one_per_replica(value, name, strategy):
 
 
 def of_this_replica(parts):
-    return parts[tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)]
+    return parts[this_replica()]
+
+
+def this_replica():
+    """Its number, known when its graph is made."""
+    return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))

@@ -46,6 +46,7 @@ class Probe(ABC):
     """
 
     name = None  # of the callback, for messages
+    missing = ()  # what it does not find in Keras, and what is left out for that: (name, tags)
     next_step = 0  # the first step that this one has not received
 
     @abstractmethod
@@ -199,6 +200,14 @@ class Tap:
         for probe in self.probes:
             probe.next_step = end
             probe.receive(drained)
+
+
+def missing(model):
+    """What Keras must have, and has not, for a step to be seen at all."""
+    of_model = ("make_train_function", "train_function", "distribute_strategy", "steps_per_execution")
+    names = [f"{type(model).__name__}.{n}" for n in of_model if not hasattr(model, n)]
+    optimizer = model.optimizer
+    return names + [f"{type(optimizer).__name__}.{n}" for n in ("apply", "iterations") if not hasattr(optimizer, n)]
 
 
 _taps = weakref.WeakValueDictionary()  # by id of the model, which lives as long as its tap does
