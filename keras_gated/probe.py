@@ -48,7 +48,7 @@ def _states(cell):
 
 
 def probed(layer, attach):
-    """While this context lasts, a call of the layer in training runs with a probe.
+    """While this context lasts, the layer runs with a probe.
 
     Args:
         layer: a keras.layers.RNN for which `states` is not None.
@@ -56,8 +56,6 @@ def probed(layer, attach):
     """
 
     def inner_loop(run, sequences, initial_state, mask, training=False):
-        if not training:
-            return run(sequences, initial_state, mask, training=training)
         mask = tree.flatten(mask)[0]
         probe = attach(sequences, mask)
         if isinstance(layer, Recurrent):

@@ -4,6 +4,7 @@ Hidden here: what carries the norms from the middle of the backward pass to the 
 how they become profiles on the host.
 """
 
+import collections
 import functools
 
 import numpy as np
@@ -34,7 +35,8 @@ class TimeStepProbe(Probe):
         self.rings = {}  # by label
 
     def install(self, tap):
-        self._calls = {}
+        self._calls = {}  # of each layer
+        tap.wrap(tap.optimizer, "apply", self._next_step)
         for label, layer in self.layers.items():
             tap.enter(probed(layer, functools.partial(self._attach, label)))
 
@@ -59,11 +61,13 @@ class TimeStepProbe(Probe):
 
     def _call(self, label):
         """A name for this call of the layer: a model may call it more than once in a step."""
-        where = int(self.tap.step()) if tf.executing_eagerly() else id(tf.compat.v1.get_default_graph())
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        key = (where, int(tf.get_static_value(replica)), label)
-        self._calls[key] = number = self._calls.get(key, 0) + 1
-        return label if number == 1 else f"{label}_call_{number}"
+        calls = self._calls.setdefault(_here(), collections.Counter())
+        calls[label] += 1
+        return label if calls[label] == 1 else f"{label}_call_{calls[label]}"
+
+    def _next_step(self, apply, *args, **kwargs):
+        self._calls.pop(_here(), None)
+        return apply(*args, **kwargs)
 
     def _write(self, call, d_probe, mask):
         B, T, S = *tf.unstack(tf.shape(d_probe)[:2]), d_probe.shape[2]
@@ -93,13 +97,20 @@ class TimeStepProbe(Probe):
             some = rows.written.any(axis=1)
             values = np.where(rows.written[..., None], rows.values, 0)[some].astype(np.float64)  # (S, R, ...)
             scale, length = values[:, :, 0].max(axis=1), values[:, :, 1].max(axis=1).astype(int)
-            sums = values[:, :, HEAD:].reshape(*values.shape[:2], -1, ROWS).sum(axis=1)
+            sources = self._sources(call)
+            sums = values[:, :, HEAD:].reshape(*values.shape[:2], len(sources) + 1, ROWS).sum(axis=1)
             *sums, count = np.moveaxis(sums, 1, 0)
-            for source, total in zip(self._sources(call), sums, strict=True):
+            for source, total in zip(sources, sums, strict=True):
                 with np.errstate(invalid="ignore", divide="ignore"):
                     norms = np.where(count > 0, total / count / scale[:, None], np.nan)
                 profiles[source] = Profiles(drained.step[some], length, norms)
         self._receive(profiles, dict(zip(drained.step, drained.time, strict=True)))
+
+
+def _here():
+    """The replica, and the graph that is made: Keras makes others in between, to see what a layer puts out."""
+    replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+    return int(replica), None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def watchable(model, chosen):
