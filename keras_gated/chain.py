@@ -12,7 +12,7 @@ import numpy as np
 NUMBERS = 1 << 24  # of one array at a time
 CACHED = 1 << 20  # of the vectors of one round of Lanczos's method
 SHORT = 4  # steps: spans that are too short to gain from products for many pairs at once
-SMALL = 64  # rows: larger matrices are multiplied in float32
+SMALL = 64  # rows: larger matrices are multiplied in the precision in which they come
 EVERY = 4  # steps of Lanczos's method between two looks at what it has found
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}  # relative, of the squared norm between two looks
 REST = 16  # Lanczos's method ends when one pair in so many is still sought
@@ -23,15 +23,15 @@ def product_norms(J, part=slice(None)):
     """The largest singular value of each product of a chain.
 
     Args:
-        J: (B, T, S, S), B chains of T matrices; the first of each is not used.
+        J: (B, T, S, S) float32 or float64, B chains of T matrices; the first of each is not used.
         part: which rows and columns of the products count, as a slice.
 
     Returns:
         (B, T, T) float64: [b, t, k] is that of J_t ··· J_{k+1}, 1 for k = t and 0 for k > t.  Accurate to about
-        1e-7 (relative) up to 64 rows and columns, to about 1e-5 above; and to as much of ‖A_t‖ ‖B_k‖, squared.
+        1e-7 (relative); of float32 matrices of more than 64 rows to about 1e-5.
     """
     B, T, S, _ = J.shape
-    J, found = J.astype("float64" if S <= SMALL else "float32"), np.tile(np.eye(T), (B, 1, 1))
+    J, found = J.astype(J.dtype if S > SMALL else "float64"), np.tile(np.eye(T), (B, 1, 1))
     spans = {T: np.zeros(1, int)}  # length: where spans of this length begin
     while spans:
         length = max(spans)

@@ -48,13 +48,14 @@ def time_steps_over_training(profiles, title):
     return figure
 
 
-def norms_over_time(norms, bound=None, title="Gradient of each time step"):
+def norms_over_time(norms, bound=None, title="Gradient of each time step", unit="time step t"):
     """How the gradient travels through time, with the bound of eq. rnn-jacobian-bound as a line.
 
     Args:
         norms: {name: (T,)} such as {"‖∂L/∂h_t‖ of lstm": time_step_norms(...).dh}, in the order of x.
         bound: (T,), such as `norms[-1] * jacobian_bound(layer, T - 1 - t)`; or None.
         title: of the figure.
+        unit: of time.
 
     Returns:
         The figure.
@@ -66,8 +67,8 @@ def norms_over_time(norms, bound=None, title="Gradient of each time step"):
     if bound is not None:
         label = r"bound $(\gamma\,\sigma_{\max})^{t-k}$"
         axes.plot(np.arange(len(bound)), _drawn(bound), color="gray", linestyle=(0, (2, 2)), label=label)
-    axes.set(title=title, xlabel="time step t", ylabel="norm of the gradient,\nmean over the batch")
-    axes.set_xlim(-0.5, len(values) - 0.5)
+    axes.set(title=title, xlabel=unit, ylabel="norm of the gradient,\nmean over the batch")
+    axes.set_xlim(-0.5, max(map(len, norms.values())) - 0.5)
     return _finished(figure, axes)
 
 
