@@ -15,7 +15,7 @@ from keras_gated.gates import activity_of, gate_names, gates, retention_of
 from keras_gated.profiles import ROWS, Profiles, Summary
 from keras_gated.trajectory import measuring, recurrent_layers
 
-FLOOR = 1e-12  # of the profiles in histograms
+FLOOR = 1e-8  # of the profiles in histograms: below, a gradient does not reach
 CLIPPED = 1 - 1e-5  # what is longer was rounded, not clipped
 
 
@@ -255,7 +255,7 @@ class GradientFlow(TapCallback):
     - horizon: how many steps before the loss less than 1 % of the gradient there is left;
     - heatmap, at the end of an epoch: all time steps of its training steps, at most 512 (needs matplotlib);
     - profile, at the end of an epoch: the mean over its training steps, as a histogram whose bars are time steps and
-      whose heights are decades above 1e-12.
+      whose heights are decades above 1e-8.
 
     Sequences of any length share 128 rows, from the first to the last time step.  A layer that a model calls more than
     once has a second name, <layer>_call_2.  On a GPU, layers of Keras do without their fused kernel meanwhile.
@@ -400,7 +400,7 @@ class GateActivity(keras.callbacks.Callback):
         self.x = x
         self.every = every
         self.records = {}
-        self._file = None
+        self._file = self._measured = None
 
     def on_train_begin(self, logs=None):
         layers = recurrent_layers(self.model)
@@ -410,7 +410,8 @@ class GateActivity(keras.callbacks.Callback):
                 f"GateActivity expects a model with an LSTM or GRU layer, received {self.model.name!r} with "
                 f"{', '.join(layers) or 'no recurrent layer'}."
             )
-        self._measure = measuring(self.model, gates)
+        if self._measured is not self.model:
+            self._measured, self._measure = self.model, measuring(self.model, gates)
         self._step = self._epoch_begin = steps_made(self.model.optimizer)
         if self._file is None:
             from keras_gated.dashboard import charts

@@ -12,7 +12,7 @@ import numpy as np
 NUMBERS = 1 << 24  # of one array at a time
 CACHED = 1 << 20  # of the vectors of one round of Lanczos's method
 SHORT = 4  # steps: spans that are too short to gain from products for many pairs at once
-SMALL = 64  # rows: larger matrices are multiplied in the precision in which they come
+SMALL = 64  # rows: larger matrices are multiplied in float32, unless they come in float64
 EVERY = 4  # steps of Lanczos's method between two looks at what it has found
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}  # relative, of the squared norm between two looks
 REST = 16  # Lanczos's method ends when one pair in so many is still sought
@@ -31,7 +31,7 @@ def product_norms(J, part=slice(None)):
         1e-7 (relative); of float32 matrices of more than 64 rows to about 1e-5.
     """
     B, T, S, _ = J.shape
-    J, found = J.astype(J.dtype if S > SMALL else "float64"), np.tile(np.eye(T), (B, 1, 1))
+    J, found = J.astype("float32" if S > SMALL and J.dtype != np.float64 else "float64"), np.tile(np.eye(T), (B, 1, 1))
     spans = {T: np.zeros(1, int)}  # length: where spans of this length begin
     while spans:
         length = max(spans)

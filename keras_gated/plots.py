@@ -35,8 +35,8 @@ def time_steps_over_training(profiles, title):
         "interpolation": "nearest",
         "extent": (profiles.step[0] - half_step, profiles.step[-1] + half_step, -half_row, top + half_row),
     }
-    figure = _figure((9, 4.8))
-    axes, colours = figure.add_axes((0.08, 0.17, 0.76, 0.75)), figure.add_axes((0.86, 0.17, 0.02, 0.75))
+    figure = _figure((6.4, 4))
+    axes, colours = figure.add_axes((0.1, 0.19, 0.68, 0.72)), figure.add_axes((0.81, 0.19, 0.025, 0.72))
     special = {
         "0": ("black", norms == 0),
         "inf": (COLOURS[1], np.isinf(norms)),
@@ -170,8 +170,8 @@ def _decades(axes, colours, values, special, label, **place):
     from matplotlib.patches import Patch
 
     shown = np.ma.masked_where(~(np.isfinite(values) & (values > 0)), values)
-    ends = (shown.min(), shown.max()) if shown.count() else (1, 1)
-    scale = ScalarMappable(LogNorm(ends[0], max(ends[1], 1.1 * ends[0])), "viridis")
+    low, high = (np.floor(np.log10(shown.min())), np.ceil(np.log10(shown.max()))) if shown.count() else (0, 0)
+    scale = ScalarMappable(LogNorm(10.0**low, 10.0 ** max(high, low + 1)), "viridis")  # whole decades
     pixels = scale.to_rgba(shown)
     special = {name: (colour, where) for name, (colour, where) in special.items() if where.any()}
     for colour, where in special.values():

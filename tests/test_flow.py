@@ -207,7 +207,7 @@ def test_what_is_written(data, rng, tmp_path):
         bars = tf.make_ndarray(read.Tensors(f"time_step_norm/{name}/profile")[-1].tensor_proto)
         np.testing.assert_allclose(bars[[0, -1], [0, 1]], [0, T])
         median = np.median(flow.profiles[name].norms, axis=0)
-        np.testing.assert_allclose(bars[:, 2], np.maximum(np.log10(median) + 12, 0), rtol=1e-4)
+        np.testing.assert_allclose(bars[:, 2], np.maximum(np.log10(median) + 8, 0), rtol=1e-4)
 
 
 def test_charts_are_prepared_for_what_is_written(data, rng, tmp_path):
