@@ -4,9 +4,11 @@ A cell writes its equations once, on keras.ops.  The sweep of sweep.py runs them
 gradient; anybody else (a single step, keras.layers.RNN, `loop`) runs `advance` and lets autodiff find it.
 """
 
+import collections
 import functools
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -62,61 +64,52 @@ class Equations(NamedTuple):
         ends = [sum(self.products[: i + 1]) * units for i in range(len(self.products))]
         return [slice(end - n * units, end) for end, n in zip(ends, self.products, strict=True)]
 
-    def advance(self, x, states, weights, x_mask=None, h_mask=None, probe=None):
-        """One step from x (B, D): -> h, states, in the dtype of x.  For the probe see `watched`."""
+    def advance(self, x, states, weights, x_mask=None, h_mask=None, probes=None):
+        """One step from x (B, D): -> h, states, in the dtype of x.  For the probes see `watched`."""
         dtype = arithmetic_dtype(x.dtype)
         cast = lambda a: None if a is None else ops.cast(a, dtype)  # noqa: E731
         weights = [cast(w) for w in weights]
         W, b, *_ = weights
         p = ops.split(ops.matmul(_masked(cast(x), cast(x_mask)), W) + b, len(self.gates), axis=-1)
         new, saved = self.step(p, [cast(s) for s in states], *self.recurrent(weights, cast(h_mask)))
-        states = new if probe is None else watched(new, probe, functools.partial(self.total_gradient, saved, new))
+        states = new if probes is None else watched(new, probes, functools.partial(self.total_gradient, saved, new))
         states = [ops.cast(s, x.dtype) for s in states]
         return states[0], states
 
 
-def watched(states, probe, total_gradient):
-    """The states, unchanged.  A probe is zeros, (B, S), one for each state; its gradient is, in place of the slope,
-    the norm of the total gradient of each state, example by example."""
+def watched(states, probes, total_gradient):
+    """The states, unchanged.  Their probes are zeros, (B, 1) each; the gradient of a probe is, in place of a slope, the
+    norm of the total gradient of its state, example by example."""
 
     @ops.custom_gradient
-    def identity(probe, *states):
+    def identity(*tensors):
         def gradient(*d_states):
-            return norms(total_gradient(d_states)), *d_states
+            return *map(norm, total_gradient(d_states)), *d_states
 
-        return states, gradient
+        return list(tensors[len(probes) :]), gradient
 
-    return identity(probe, *states)
-
-
-def norms(d_states):
-    """(B, ...) each -> (B, S), in float32 at least.  Scaled by the largest: a square may not be representable."""
-
-    def norm(d):
-        d = ops.reshape(ops.cast(d, arithmetic_dtype(d.dtype)), (ops.shape(d)[0], -1))
-        largest = ops.max(ops.abs(d), axis=1)
-        scale = ops.where(ops.isfinite(largest) & (largest > 0), largest, 1)
-        return scale * ops.sqrt(ops.sum(ops.square(d / scale[:, None]), axis=1))
-
-    return ops.stack([norm(d) for d in d_states], axis=1)
+    return identity(*probes, *states)
 
 
-class Pair(NamedTuple):
-    """A sequence x and its probe, for Keras's loop, which asks its inputs for a shape."""
+def norm(d):
+    """(B, ...) -> (B, 1), in float32 at least; squares are taken in float64, where they can be represented."""
+    squares = ops.square(ops.cast(ops.reshape(d, (-1, math.prod(d.shape[1:]))), "float64"))
+    return ops.cast(ops.sqrt(ops.sum(squares, axis=1, keepdims=True)), arithmetic_dtype(d.dtype))
 
-    x: Any
-    probe: Any
 
-    @property
-    def shape(self):
-        return self.x.shape
+def together(x, probe):
+    """A sequence x (B, T, ...) and its probes, (B, T, 1) each, as inputs of Keras's loop, which asks them for a shape
+    and wants them flat."""
+    probes = ops.split(probe, probe.shape[-1], axis=-1)
+    fields = collections.namedtuple("fields", ["x", *(f"probe_{i}" for i in range(len(probes)))])
+    return type("Together", (fields,), {"shape": x.shape})(x, *probes)
 
 
 def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False, probe=None):
     """Keras's loop over time, under autodiff; reversal and masks, in which its backends differ, are done here.
 
     Args:
-        step: x_t (B, D), states -> h, states; of a `Pair` in place of x_t where there is a probe.
+        step: x_t (B, D), states -> h, states; of x_t and its probes, `together`, where there is one.
         x: (B, T, D).
         states: the initial states.
         mask: (B, T) in the order of processing, False where the state stays as it was; or None.
@@ -132,7 +125,7 @@ def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False, pr
     x = ops.flip(x, axis=1) if go_backwards else x
     x = x if mask is None else ops.where(mask[..., None], x, 0)  # no gradient may meet what padding holds
     if probe is not None:
-        x = Pair(x, ops.flip(probe, axis=1) if go_backwards else probe)
+        x = together(x, ops.flip(probe, axis=1) if go_backwards else probe)
     _, outputs, states = backend.rnn(
         step,
         x,

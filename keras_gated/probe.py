@@ -10,13 +10,14 @@ identity at each state.
 """
 
 import contextlib
+import functools
 
 import keras
 from keras import tree
 from keras.src import backend
 
 from keras_gated.clipping import replaced
-from keras_gated.equations import Pair, watched
+from keras_gated.equations import together, watched
 from keras_gated.recurrence import Recurrent, RecurrentCell
 from keras_gated.trajectory import tapped
 
@@ -60,66 +61,59 @@ def probed(layer, attach):
         probe = attach(sequences, mask)
         if isinstance(layer, Recurrent):
             return run(sequences, initial_state, mask, training=training, probe=probe)
-        return _kerass_loop(layer, Pair(sequences, probe), initial_state, mask, training)
+        return _kerass_loop(layer, together(sequences, probe), initial_state, mask, training)
 
     return tapped(layer, inner_loop)
 
 
-def _kerass_loop(layer, pairs, initial_state, mask, training):
-    """What keras.layers.RNN does, of pairs (x_t, its probe)."""
+def _kerass_loop(layer, inputs, initial_state, mask, training):
+    """What keras.layers.RNN does, of x_t and its probes."""
     options = {"training": training} if layer.cell._call_has_training_arg else {}
-    cells = _cells(layer)
 
-    def step(pair, states):
-        x, probe = pair
+    def step(both, states):
+        x, *probes = both
+        rest = iter(probes)
         with contextlib.ExitStack() as stack:
-            for cell in cells:
-                width = len(_states(cell))
-                stack.enter_context(replaced(cell, "call", _probed_call(cell, probe[:, :width])))
-                probe = probe[:, width:]
+            for cell in _cells(layer):
+                wrapper = functools.partial(_probed_call, cell, [next(rest) for _ in _states(cell)])
+                stack.enter_context(replaced(cell, "call", wrapper))
             output, states = layer.cell(x, states, **options)
         return output, states if tree.is_nested(states) else [states]
 
     return backend.rnn(
         step,
-        pairs,
+        inputs,
         initial_state if tree.is_nested(initial_state) else [initial_state],
         go_backwards=layer.go_backwards,
         mask=mask,
         unroll=layer.unroll,
-        input_length=pairs.shape[1],
+        input_length=inputs.shape[1],
         zero_output_for_mask=layer.zero_output_for_mask,
         return_all_outputs=layer.return_sequences,
     )
 
 
-def _probed_call(cell, probe):
-    """A wrapper of cell.call that hands out watched states."""
+def _probed_call(cell, probes, call, *args, **kwargs):
+    """cell.call, whose states are watched."""
+    if isinstance(cell, RecurrentCell):
+        return call(*args, **kwargs, probes=probes)
+    carry = []
 
-    def of_ours(call, *args, **kwargs):
-        return call(*args, **kwargs, probe=probe)
+    def activation(run, a):
+        """An LSTM cell calls it on the candidate and then on c: there c is watched, before h."""
+        carry.append(_watched(a, probes[1]) if carry else a)
+        return run(carry[-1])
 
-    def of_keras(call, *args, **kwargs):
-        with contextlib.ExitStack() as stack:
-            carry = []
-            if "c" in _states(cell):
-                stack.enter_context(replaced(cell, "activation", watch_carry(carry)))
-            output, states = call(*args, **kwargs)
-        nested = tree.is_nested(states)
-        h, *others = states if nested else [states]
-        # Where the output is the state, one identity sees what reaches it from above and from the next step.
-        (watched_h,) = watched([h], probe[:, :1], lambda d: d)
-        output = watched_h if output is h else output
-        states = [watched_h, *(carry[1:] or others)]
-        return output, states if nested else watched_h
+    with replaced(cell, "activation", activation) if "c" in _states(cell) else contextlib.nullcontext():
+        output, states = call(*args, **kwargs)
+    nested = tree.is_nested(states)
+    h, *others = states if nested else [states]
+    # Where the output is the state, one identity sees what reaches it from above and from the next step.
+    watched_h = _watched(h, probes[0])
+    states = [watched_h, *(carry[1:] or others)]
+    return watched_h if output is h else output, states if nested else watched_h
 
-    def watch_carry(seen):
-        """An LSTM cell calls its activation on the candidate and then on c: there c is watched, before h."""
 
-        def activation(run, a):
-            seen.append(watched([a], probe[:, 1:], lambda d: d)[0] if seen else a)
-            return run(seen[-1])
-
-        return activation
-
-    return of_ours if isinstance(cell, RecurrentCell) else of_keras
+def _watched(state, probe):
+    (state,) = watched([state], [probe], lambda d: d)
+    return state

@@ -14,7 +14,7 @@ made h_t of it.  All else is (B, T, n), as it came.
 import tensorflow as tf
 from keras import ops
 
-from keras_gated.equations import arithmetic_dtype, norms
+from keras_gated.equations import arithmetic_dtype, norm
 
 CHUNK_BYTES = 1 << 19  # gates of one chunk of time: they stay in the L2 cache between product and steps
 
@@ -193,7 +193,7 @@ def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
             before, after = ([program.time(a, time) for a in all_states] for time in (t, t + 1))
             da_j, d_prev = equations.step_gradient(gates, before, after, d_valid, *U_T)
             total = equations.total_gradient(gates, after, d_valid) if d_probe else None
-            d_probe = [_write(a, t, norms(total)[:, None]) for a in d_probe]
+            d_probe = [_write(a, t, tf.concat([*map(norm, total)], -1)[:, None]) for a in d_probe]
             if valid_j is not None:  # a masked step hands its gradient on: there da is 0, as it is linear in d
                 d_prev = _where(valid_j, d_prev, d_states)
             return j - 1, list(d_prev), _write_time(da, j, da_j), d_probe

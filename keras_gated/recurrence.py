@@ -48,7 +48,7 @@ class RecurrentCell(keras.layers.Layer, DropoutRNNCell):
         inputs: x, (B, D).
         states: the previous states, (B, N) each.
         training: whether dropout is active.
-        probe: see probe.py.
+        probes: see probe.py.
 
     Returns:
         h (B, N), and the list of states.
@@ -133,13 +133,13 @@ class RecurrentCell(keras.layers.Layer, DropoutRNNCell):
         b, *b_u = ops.unstack(ops.reshape(b, (biases, W.shape[1])))
         return W, b, U, *b_u
 
-    def call(self, inputs, states, training=False, probe=None):
+    def call(self, inputs, states, training=False, probes=None):
         nested = keras.tree.is_nested(states)
         x_mask = self.get_dropout_mask(inputs) if training else None
         h_mask = self.get_recurrent_dropout_mask(states[0] if nested else states) if training else None
         states = states if nested else [states]
         x = ops.cast(inputs, self.compute_dtype)
-        h, states = self.equations.advance(x, states, self.tensors(), x_mask, h_mask, probe)
+        h, states = self.equations.advance(x, states, self.tensors(), x_mask, h_mask, probes)
         return h, states if nested else states[0]
 
     def get_config(self):
@@ -277,10 +277,11 @@ class Recurrent(keras.layers.RNN):
     def _loop(self, sequences, initial_state, mask, shown, training, probe):
         if self.stateful:  # the variables behind these states change while their gradient is still to come
             initial_state = [ops.copy(s) for s in initial_state]
+        probed = probe is not None
 
         def step(x, states):
-            x, z = (x, None) if probe is None else x
-            return self.cell(x, list(states), training=training, probe=z)
+            x, *probes = x if probed else [x]
+            return self.cell(x, list(states), training=training, probes=probes if probed else None)
 
         return loop(
             step,
