@@ -10,9 +10,9 @@ which it would take long, where singular values lie close together, and for shor
 import numpy as np
 
 NUMBERS = 1 << 24  # of one array at a time
-CACHED = 1 << 19  # of the vectors of one round of Lanczos's method
+CACHED = 1 << 20  # of the vectors of one round of Lanczos's method
 SHORT = 4  # steps: spans that are too short to gain from products for many pairs at once
-SMALL = 64  # rows: larger matrices are multiplied by vectors in float32
+SMALL = 64  # rows: larger matrices are multiplied in float32, unless they come in float64
 EVERY = 4  # steps of Lanczos's method between two looks at what it has found
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}  # relative, of the squared norm between two looks
 REST = 16  # Lanczos's method ends when one pair in so many is still sought
@@ -23,15 +23,15 @@ def product_norms(J, part=slice(None)):
     """The largest singular value of each product of a chain.
 
     Args:
-        J: (B, T, S, S), B chains of T matrices; the first of each is not used.
+        J: (B, T, S, S) float32 or float64, B chains of T matrices; the first of each is not used.
         part: which rows and columns of the products count, as a slice.
 
     Returns:
         (B, T, T) float64: [b, t, k] is that of J_t ··· J_{k+1}, 1 for k = t and 0 for k > t.  Accurate to about
-        1e-7 (relative) up to 64 rows and columns, to about 1e-5 above.
+        1e-7 (relative); of float32 matrices of more than 64 rows to about 1e-5.
     """
     B, T, S, _ = J.shape
-    found = np.tile(np.eye(T), (B, 1, 1))
+    J, found = J.astype("float32" if S > SMALL and J.dtype != np.float64 else "float64"), np.tile(np.eye(T), (B, 1, 1))
     spans = {T: np.zeros(1, int)}  # length: where spans of this length begin
     while spans:
         length = max(spans)
@@ -93,25 +93,28 @@ def _by_lanczos(A, B, squares, sought):
     """Fills in ‖A_t B_k‖², A (P, right, n, S) and B (P, left, S, n), where found; the rest, some, stay `sought`."""
     import tensorflow as tf
 
-    n, dtype = B.shape[-1], "float64" if A.shape[-1] <= SMALL else "float32"
-    A, B = tf.cast(A, dtype), tf.cast(B, dtype)
+    n, (P, right, left) = B.shape[-1], sought.shape
+    A_T, B_T = tf.linalg.matrix_transpose(A), tf.linalg.matrix_transpose(B)
     start = np.random.default_rng(0).normal(size=n)
-    v = tf.broadcast_to(tf.cast(start / np.linalg.norm(start), dtype), (*sought.shape, n))
-    v_prev, beta, diagonal, beside = tf.zeros_like(v), tf.zeros((), dtype), [], []
+    v = tf.broadcast_to(tf.cast(start / np.linalg.norm(start), A.dtype), (P, left, right, n))
+    v_prev, beta, diagonal, beside = tf.zeros_like(v), tf.zeros((), A.dtype), [], []
+
+    def in_order(a):  # (P, left, right) -> (P, right, left)
+        return a.numpy()[..., 0].swapaxes(1, 2).astype(np.float64)
+
     while np.count_nonzero(sought) > sought.size // REST and len(diagonal) < 2 * n:  # n would do, but for rounding
-        u = tf.einsum("ptkn,pksn->ptks", v, B)
-        u = tf.einsum("ptks,ptms->ptkm", u, A)
-        alpha = tf.reduce_sum(u * u, axis=-1, keepdims=True)
-        u = tf.einsum("ptkm,ptms->ptks", u, A)
-        u = tf.einsum("ptks,pksn->ptkn", u, B) - alpha * v - beta * v_prev
-        beta = tf.norm(u, axis=-1, keepdims=True)
-        v_prev, v = v, tf.math.divide_no_nan(u, beta)
-        diagonal.append(alpha.numpy()[..., 0].astype(np.float64))
+        u = tf.matmul(tf.transpose(tf.matmul(v, B_T), (0, 2, 1, 3)), A_T)
+        u = tf.matmul(tf.transpose(tf.matmul(u, A), (0, 2, 1, 3)), B)
+        alpha = tf.reduce_sum(u * v, axis=-1, keepdims=True)
+        u = u - alpha * v - beta * v_prev
+        beta = tf.sqrt(tf.reduce_sum(u * u, axis=-1, keepdims=True))
+        v_prev, v = v, u * tf.math.reciprocal_no_nan(beta)
+        diagonal.append(in_order(alpha))
         if len(diagonal) % EVERY == 0:
             new = largest_root([a[sought] for a in diagonal], [b[sought] for b in beside])
             old, squares[sought] = squares[sought], new  # what was found stays: rounding would only repeat it
-            sought[sought] = new - old > TOLERANCE[dtype] * new
-        beside.append(beta.numpy()[..., 0].astype(np.float64))
+            sought[sought] = new - old > TOLERANCE[A.dtype.name] * new
+        beside.append(in_order(beta))
 
 
 def _directly(A, B, squares, sought):

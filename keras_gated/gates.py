@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_gated.equations import arithmetic_dtype
 from keras_gated.recurrence import RecurrentCell
 from keras_gated.trajectory import checked, mean_of_valid, states_on
 
@@ -119,8 +120,10 @@ def retention_of(gates):
 
 def _gates_of_cell(cell, x, states):
     """Over many steps at once: x (R, D), the states before (R, S) -> {gate: (R, N)}."""
+    dtype = arithmetic_dtype(x.dtype)
+    x, states = ops.cast(x, dtype), ops.cast(states, dtype)
     if isinstance(cell, RecurrentCell):
-        equations, weights = cell.equations, cell.tensors()
+        equations, weights = cell.equations, [ops.cast(w, dtype) for w in cell.tensors()]
         W, b, *_ = weights
         p = ops.split(ops.matmul(x, W) + b, len(equations.gates), axis=-1)
         states = ops.split(states, len(equations.states), axis=-1)

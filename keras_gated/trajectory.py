@@ -18,7 +18,7 @@ from keras import ops
 from keras_gated.clipping import replaced
 from keras_gated.equations import loop
 
-JACOBIAN_NUMBERS = 1 << 23  # of the step Jacobians that are held at a time
+JACOBIAN_NUMBERS = 1 << 24  # of the step Jacobians that are held at a time
 
 
 class LayerInput(NamedTuple):
@@ -250,7 +250,7 @@ def step_jacobians(layer, given):
     """The Jacobians of all steps of a `Trajectory`, some examples at a time (TensorFlow backend).
 
     Yields:
-        rows of the batch (a slice), and J (rows, T, S, S) float64: J[b, t, i, j] = ∂s_t[i] / ∂s_{t-1}[j], where
+        rows of the batch (a slice), and J (rows, T, S, S): J[b, t, i, j] = ∂s_t[i] / ∂s_{t-1}[j], where
         s_{-1} is the initial state; the identity where a step is masked.
     """
     import tensorflow as tf
@@ -272,8 +272,9 @@ def step_jacobians(layer, given):
         rows = slice(begin, min(begin + examples, B))
         x, states = given.x[rows].reshape(-1, D), given.states[rows, :-1].reshape(-1, S)
         parts = [jacobian(x[i : i + steps], states[i : i + steps]) for i in range(0, len(x), steps)]
-        J = np.concatenate([part.numpy().astype(np.float64) for part in parts]).reshape(-1, T, S, S)
-        yield rows, np.where(given.valid[rows, :, None, None], J, np.eye(S))
+        J = np.concatenate([part.numpy() for part in parts]).reshape(-1, T, S, S)
+        J[~given.valid[rows]] = np.eye(S)
+        yield rows, J
 
 
 def mean_of_valid(values, valid):

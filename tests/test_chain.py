@@ -35,8 +35,9 @@ def test_of_a_part_of_the_products(rng):
     assert_are_norms(rng.normal(size=(2, 20, 8, 8)) / 3, slice(2, 5))
 
 
-def test_of_large_matrices(rng):
-    assert_are_norms(rng.normal(size=(1, 12, 80, 80)) / 9, tolerance=1e-5)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-6), ("float32", 1e-5)])
+def test_of_large_matrices(dtype, tolerance, rng):
+    assert_are_norms((rng.normal(size=(1, 12, 80, 80)) / 9).astype(dtype), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("factor", [1e-40, 1e40])

@@ -91,3 +91,13 @@ def test_a_layer_without_gates_is_an_error(layer, rng):
     for function in (gradients.gate_activity, gradients.retention_time):
         with pytest.raises(ValueError, match="(?s)gates.*LSTM or GRU.*SimpleRNNCell"):
             function(layer, np.zeros((B, T, D)))
+
+
+@pytest.mark.parametrize("kind", [kg.LSTM, keras.layers.GRU])
+def test_gates_of_a_layer_in_half_precision(kind, rng):
+    half, whole = build(kind(N, dtype="mixed_bfloat16"), rng), build(kind(N), rng)
+    whole.set_weights(half.get_weights())
+    x = rng.normal(size=(B, T, D))
+    received, expected = (gradients.gate_activity(layer, x) for layer in (half, whole))
+    for gate in expected:
+        np.testing.assert_allclose(received[gate].mean, expected[gate].mean, atol=0.02)

@@ -31,15 +31,19 @@ ORDER = [
     "trajectory",
     "probe",
     "gates",
+    "jacobians",
+    "error_signal",
+    "plots",
+    "diagnosis",
     "gradients",
     "ring",
     "events",
     "tap",
     "norms",
     "time_steps",
-    "plots",
     "dashboard",
     "callbacks",
+    "__main__",
 ]
 ALONE = ["bptt"]
 
