@@ -274,10 +274,11 @@ def _forward_spans(options, x, states, weights, masks):
         return i + 1, _as_before(states, outputs[len(sequences) :]), sequences, saved
 
     rows, dtype, save = (x.shape[0], options.units), arithmetic_dtype(x.dtype), options.save
+    kept = (SPAN + 1, None if rows[0] is None else rows[0] * rows[1])
     sequences = spans.arrays(options.sequences, (rows[0], SPAN, rows[1]), x.dtype)
     saved = (
-        spans.arrays(save * len(states), (SPAN + 1, *rows), dtype),
-        spans.arrays(save * len(options.equations.saved), (SPAN, *rows), dtype),
+        spans.arrays(save * len(states), kept, dtype),
+        spans.arrays(save * len(options.equations.saved), kept, dtype),
     )
     carried = (tf.constant(0), tuple(states), sequences, saved)
     _, states, sequences, saved = tf.while_loop(lambda i, *_: i < spans.count, span, carried)
