@@ -173,7 +173,7 @@ def forward(options, x, states, weights, masks, length):
 
 
 def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
-    """-> [dx, *gradients of the initial states], [dW, db, dU and, where there is one, db_u]."""
+    """-> [dx, *gradients of the initial states], [dW, db, *parts of dU and, where there is one, db_u]."""
     equations = options.equations
     program = _Program(options, x, weights, masks, length)
     U_T, W_T = equations.recurrent_transposed(program.weights, program.h_mask), tf.transpose(program.W)
@@ -219,7 +219,9 @@ def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
         dx_chunk = dx_chunk if program.x_mask is None else dx_chunk * program.x_mask[:, None]
         return i - 1, d_states, _write(dx, start, dx_chunk), d_weights
 
-    d_weights = [tf.zeros_like(w) for w in program.weights]
+    W, b, _, *b_u = program.weights
+    dU = [program.zeros(program.N, n * program.N) for n in equations.products]
+    d_weights = [tf.zeros_like(W), tf.zeros_like(b), *dU, *map(tf.zeros_like, b_u)]
     carried = (
         program.chunks - 1,
         program.cast(list(d_states)),

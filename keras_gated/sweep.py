@@ -258,6 +258,13 @@ def _as_before(old, new):
     return tuple(tf.ensure_shape(n, o.shape) for n, o in zip(new, old, strict=True))
 
 
+def _whole(options, d_weights):
+    """The gradients of the weights, with dU in one: joined out here, as XLA compiles long for it."""
+    dW, db, *dU, last = d_weights
+    dU, db_u = (dU, [last]) if options.equations.recurrent_bias else ([*dU, last], [])
+    return [dW, db, dU[0] if len(dU) == 1 else tf.concat(dU, 1), *db_u]
+
+
 def _forward_spans(options, x, states, weights, masks):
     """`forward` of one lane."""
     run = _compiled(forward, options)
@@ -289,7 +296,8 @@ def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
     """`backward` of one lane."""
     run = _compiled(backward, options)
     if x.shape[1] is not None or _in_compiled_program():
-        return run(x, weights, masks, saved, d_outputs, None, skipped)
+        d_rows, d_weights = run(x, weights, masks, saved, d_outputs, None, skipped)
+        return d_rows, _whole(options, d_weights)
     spans = _Spans(tf.shape(x)[1])
     d_sequence, *d_states = d_outputs if options.sequences else (None, *d_outputs)
     x, valid, shown, d_sequence = map(spans.padded, (x, masks.valid, masks.shown, d_sequence))
@@ -299,7 +307,7 @@ def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
         kept = tf.nest.map_structure(lambda a: a.read(i), saved)
         d_outputs = [*([spans.cut(d_sequence, i)] if options.sequences else []), *d_states]
         d_rows, new = run(spans.cut(x, i), weights, part, kept, d_outputs, spans.length(i), skipped)
-        d_weights = [d + n for d, n in zip(d_weights, new, strict=True)]
+        d_weights = [d + n for d, n in zip(d_weights, _whole(options, new), strict=True)]
         return i - 1, _as_before(d_states, d_rows[1:]), d_weights, [dx[0].write(i, d_rows[0])]
 
     dx = spans.arrays(1, (x.shape[0], SPAN, options.features), x.dtype)
