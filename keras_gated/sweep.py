@@ -191,33 +191,31 @@ def _lanes(x):
     if B is not None:
         return _Lanes([_Lane(slice(None, B // 2 + 1), tf.constant(0)), _Lane(slice(B // 2, None), tf.constant(1))])
     B = tf.shape(x)[0]
-    needed = tf.where(B < SMALLEST_BATCH, B, (B + 1) // 2)  # a small batch leaves the second lane empty
-    rows = _rows_compiled(needed)
+    own = tf.where(B < SMALLEST_BATCH, B, (B + 1) // 2)  # a small batch leaves the second lane empty
+    rows = _rows_compiled(B, own)
     begin = tf.where(rows < B, B - rows, rows)
     lanes = _Lanes([_Lane(slice(None, rows), tf.constant(0)), _Lane(slice(begin, None), tf.maximum(0, rows - begin))])
-    lanes.rows = tf.where((rows > needed) & (rows >= B), 2 * rows, B)
+    lanes.rows = tf.where((rows != own) & (rows >= B), 2 * rows, B)
     return lanes
 
 
-def _rows_compiled(rows):
-    """How many rows a lane gets that needs as many: those of the largest lane so far, as that program exists, and a
-    last, short batch is not worth another.  Batches that are often short are, and then get their own.
+def _rows_compiled(B, own):
+    """How many rows a lane gets: those of the largest lane so far where two such hold the batch, as that program
+    exists, and a last, short batch is not worth another.  Batches that are often short are, and then get their own.
 
     What was seen is kept in a table of the running graph, as Python is not asked there how large a batch is.  It
     changes no number by more than rounding.
     """
-    table = tf.raw_ops.MutableHashTableV2(
-        key_dtype=tf.int64, value_dtype=tf.int64, shared_name=f"keras_gated_{uuid.uuid4().hex}"
-    )
-    keys = tf.constant([0, 1], tf.int64)
-    rows = tf.cast(rows, tf.int64)
-    largest, filled = tf.unstack(
-        tf.raw_ops.LookupTableFindV2(table_handle=table, keys=keys, default_value=tf.constant(0, tf.int64)), num=2
-    )
-    short = rows < largest
-    values = tf.stack([tf.maximum(largest, rows), filled + tf.cast(short, tf.int64)])
-    tf.raw_ops.LookupTableInsertV2(table_handle=table, keys=keys, values=values)
-    return tf.cast(tf.where(short & (filled < FILLED), largest, rows), tf.int32)
+    name = f"keras_gated_{uuid.uuid4().hex}"
+    table = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int32, shared_name=name)
+    keys, zero = tf.constant([0, 1], tf.int64), tf.constant(0)
+    seen = tf.raw_ops.LookupTableFindV2(table_handle=table, keys=keys, default_value=zero)
+    largest, filled = tf.unstack(seen, num=2)
+    short = ((B + 1) // 2 <= largest) & (own != largest)
+    rows = tf.where(short & (filled < FILLED), largest, own)
+    seen = tf.stack([tf.maximum(largest, rows), filled + tf.cast(short, tf.int32)])
+    tf.raw_ops.LookupTableInsertV2(table_handle=table, keys=keys, values=seen)
+    return rows
 
 
 def _cores():
