@@ -4,7 +4,7 @@ Hidden here: the two loops over time, forward and backward, with masks, dropout,
 it (sweep.py) compiles it by XLA; every size is then a constant.
 
 A program walks over chunks of time small enough for the cache: one product x W for the chunk, then its steps;
-backward its steps, then one product each for dW, dU and dx.  Neither x W nor da exists for all times, unless that is small.
+backward its steps, then one product each for dW, dU and dx.  Neither x W nor da exists for all times, unless small.
 
 Axes: B batch, T time, D features, N units, k gates.  What is kept for the backward sweep is (T + 1, B N), flat, as
 XLA compiles such rows fastest: row t of the states holds h_t, row 0 the initial one, and row t of the gates what
