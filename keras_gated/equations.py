@@ -25,7 +25,8 @@ class Equations(NamedTuple):
     `step_gradient(saved, states_prev, states, d_states, *U_T) -> da, d_states_prev`: its transpose.  da (B, kN)
     is the gradient of p; each function in U_T maps a gradient of h U back to one of h.
 
-    `weight_gradient(da, h_prev, saved) -> (dU,) or (dU, db_u)`: over many steps at once, rows in place of B.
+    `weight_gradient(da, h_prev, saved) -> (*dU,) or (*dU, db_u)`: over many steps at once, rows in place of B; one
+    dU (N, n N) for each function in U.
 
     `total_gradient(saved, states, d_states) -> d_states`: the gradient of each state with what it does through the
     other states of the same time, which d_states, the gradient of what a step hands out, counts for them alone.

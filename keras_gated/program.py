@@ -4,11 +4,13 @@ Hidden here: the two loops over time, forward and backward, with masks, dropout,
 it (sweep.py) compiles it by XLA; every size is then a constant.
 
 A program walks over chunks of time small enough for the cache: one product x W for the chunk, then its steps;
-backward its steps, then one product each for dW, dU and dx.  Neither x W nor da ever exists for all times.
+backward its steps, then one product each for dW, dU and dx.  Neither x W nor da exists for all times, unless small.
 
-Axes: B batch, T time, D features, N units, k gates.  What is kept for the backward sweep is time-major, (T, B, N),
-and the states have a row in front for the initial one: row t of the states holds h_{t-1}, row t of the gates what
-made h_t of it.  All else is (B, T, n), as it came.
+Axes: B batch, T time, D features, N units, k gates.  What is kept for the backward sweep is (T + 1, B N), flat, as
+XLA compiles such rows fastest: row t of the states holds h_t, row 0 the initial one, and row t of the gates what
+made h_t of h_{t-1}.  All else is (B, T, n), as it came.
+
+How long XLA compiles is as much a matter here as how long the program runs: it is about 10 ms for each kernel.
 """
 
 import tensorflow as tf
@@ -30,10 +32,12 @@ class _Program:
         self.x_mask, self.h_mask = self.cast([masks.x, masks.h])
         self.D, self.N, self.k = options.features, options.units, len(options.equations.gates)
         self.B, self.T = tf.shape(x)[0], tf.shape(x)[1]
-        row_bytes = tf.maximum(self.B, 1) * self.k * self.N * self.dtype.size
-        self.length = _even(self.T, tf.maximum(4, CHUNK_BYTES // row_bytes))
+        most = CHUNK_BYTES // (tf.maximum(self.B, 1) * self.k * self.N * self.dtype.size)
+        # Up to twice the cache, one chunk for all: XLA drops a loop of one turn, and half of its kernels with it.
+        self.length = tf.where(self.T <= 2 * most, self.T, _even(self.T, tf.maximum(4, most)))
         self.end = self.T if length is None else length
-        self.chunks = -(-self.end // self.length)
+        self.chunks = tf.where(self.length == self.T, 1, -(-self.end // self.length))
+        self.row = tf.stack([self.B, 1, self.N])
 
     def cast(self, tree):
         return tf.nest.map_structure(lambda a: None if a is None else tf.cast(a, self.dtype), tree)
@@ -70,19 +74,20 @@ class _Program:
         """Rows under one another -> (B, length, n)."""
         return tf.reshape(a, (self.B, self.length, a.shape[-1]))
 
-    def row(self, a, t, gate=0):
-        """Row t of a (B, ·, kN), one gate of it: (B, N).  Each gate has a read of its own: of one that is cut up
+    def gates(self, p, j):
+        """Step j of a (B, length, kN), gate by gate: (B, N) each.  Each has a read of its own: of one that is cut up
         afterwards XLA makes scalar code."""
-        a = tf.slice(a, [0, t, gate * self.N], [self.B, 1, self.N])
-        return tf.ensure_shape(a[:, 0], (None, self.N))
+        reads = [tf.slice(p, [0, j, gate * self.N], self.row) for gate in range(self.k)]
+        return [tf.reshape(read, (-1, self.N)) for read in reads]
 
     def time(self, a, t):
-        """Time t of a (T, B, N)."""
-        return tf.ensure_shape(tf.slice(a, [t, 0, 0], [1, self.B, self.N])[0], (None, self.N))
+        """Row t of what is kept, (T + 1, B N): (B, N)."""
+        return tf.reshape(tf.gather(a, t), (-1, self.N))
 
     def times(self, a, start):
-        """A chunk of a (T, B, N): (length, B, N)."""
-        return tf.slice(a, [start, 0, 0], [self.length, self.B, self.N])
+        """A chunk of what is kept: (B, length, N)."""
+        a = tf.slice(a, [start, 0], [self.length, self.B * self.N])
+        return tf.transpose(tf.reshape(a, (self.length, self.B, self.N)), (1, 0, 2))
 
 
 def _write(a, start, rows):
@@ -90,9 +95,9 @@ def _write(a, start, rows):
     return ops.slice_update(a, [0, start, 0], rows)
 
 
-def _write_time(a, t, row):
-    """a (T, B, n) with row (B, n) at time t, in place."""
-    return ops.slice_update(a, [t, 0, 0], row[None])
+def _write_time(a, at, row):
+    """a (T, B n) with row (B, n) at [t, 0], in place."""
+    return ops.slice_update(a, at, tf.reshape(row, (1, -1)))
 
 
 def _like(rows, a):
@@ -132,8 +137,9 @@ def forward(options, x, states, weights, masks, length):
     program = _Program(options, x, weights, masks, length)
     U = equations.recurrent(program.weights, program.h_mask)
     states = program.cast(list(states))
-    all_states = [_write_time(program.zeros(program.T + 1, program.B, program.N), 0, s) for s in states] if save else []
-    all_gates = [program.zeros(program.T, program.B, program.N) for _ in equations.saved] if save else []
+    kept = program.zeros(program.T + 1, program.B * program.N)
+    all_states = [_write_time(kept, [0, 0], s) for s in states] if save else []
+    all_gates = [kept for _ in equations.saved] if save else []
     outputs = [program.zeros(program.B, program.T, program.N)] if options.sequences else []
 
     def chunk(i, states, all_states, all_gates, outputs):
@@ -144,18 +150,19 @@ def forward(options, x, states, weights, masks, length):
 
         def step(j, states, all_states, all_gates, shown):
             t = start + j
-            p_j = [program.row(p, j, gate) + b for gate, b in enumerate(tf.split(program.b, program.k))]
+            p_j = [p_gate + b for p_gate, b in zip(program.gates(p, j), tf.split(program.b, program.k), strict=True)]
             new, gates = equations.step(p_j, states, *U)
-            states = _where(None if valid is None else valid[:, j], new, states)
-            all_states = [_write_time(a, t + 1, s) for a, s in zip(all_states, states, strict=False)]
-            all_gates = [_write_time(a, t, g) for a, g in zip(all_gates, gates, strict=False)]
+            states = _where(None if valid is None else tf.gather(valid, j, axis=1), new, states)
+            at = tf.stack([t + 1, 0])
+            all_states = [_write_time(a, at, s) for a, s in zip(all_states, states, strict=False)]
+            all_gates = [_write_time(a, at, g) for a, g in zip(all_gates, gates, strict=False)]
             shown = [_write(a, j, states[0][:, None]) for a in shown]
             return j + 1, states, all_states, all_gates, shown
 
         steps = (first, states, all_states, all_gates, shown)
         states, all_states, all_gates, shown = _loop(lambda j, *_: j < end, step, steps)
         if save:
-            shown = [tf.transpose(program.times(all_states[0], start + 1), (1, 0, 2))]
+            shown = [program.times(all_states[0], start + 1)]
         outputs = [_write(a, start, rows) for a, rows in zip(outputs, shown, strict=False)]
         return i + 1, states, all_states, all_gates, outputs
 
@@ -166,8 +173,8 @@ def forward(options, x, states, weights, masks, length):
 
 
 def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
-    """-> [dx and, where it is wanted, the gradient of the probe], gradients of the initial states, [dW, db, dU and,
-    where there is one, db_u]."""
+    """-> [dx and, where it is wanted, the gradient of the probe], gradients of the initial states, [dW, db, *parts of dU
+    and, where there is one, db_u]."""
     equations = options.equations
     program = _Program(options, x, weights, masks, length)
     U_T, W_T = equations.recurrent_transposed(program.weights, program.h_mask), tf.transpose(program.W)
@@ -185,33 +192,35 @@ def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
 
         def step(j, d_states, da, d_probe):
             t = start + j
-            valid_j = None if valid is None else valid[:, j]
+            valid_j = None if valid is None else tf.gather(valid, j, axis=1)
             if options.sequences:
-                d_states = [d_states[0] + program.row(d_outer, j), *d_states[1:]]
+                d_states = [d_states[0] + tf.gather(d_outer, j, axis=1), *d_states[1:]]
             d_valid = _where(valid_j, d_states, [tf.zeros_like(d) for d in d_states])
-            gates = [program.time(a, t) for a in all_gates]
+            gates = [program.time(a, t + 1) for a in all_gates]
             before, after = ([program.time(a, time) for a in all_states] for time in (t, t + 1))
             da_j, d_prev = equations.step_gradient(gates, before, after, d_valid, *U_T)
             total = equations.total_gradient(gates, after, d_valid) if d_probe else None
             d_probe = [_write(a, t, tf.concat([*map(norm, total)], -1)[:, None]) for a in d_probe]
             if valid_j is not None:  # a masked step hands its gradient on: there da is 0, as it is linear in d
                 d_prev = _where(valid_j, d_prev, d_states)
-            return j - 1, list(d_prev), _write_time(da, j, da_j), d_probe
+            return j - 1, list(d_prev), _write(da, j, da_j[:, None]), d_probe
 
-        da = program.zeros(program.length, program.B, program.k * program.N)
+        da = program.zeros(program.B, program.length, program.k * program.N)
         d_states, da, d_probe = _loop(lambda j, *_: j >= first, step, (end - 1, d_states, da, d_probe))
+        da, x_rows = _flat(da), program.read_x(start)
         h_prev = program.times(all_states[0], start)
-        h_prev = h_prev if program.h_mask is None else h_prev * program.h_mask
-        da, h_prev, *gates = map(_flat, (da, h_prev, *(program.times(a, start) for a in all_gates)))
-        x_rows = _flat(tf.transpose(program.chunked(program.read_x(start)), (1, 0, 2)))
+        h_prev = _flat(h_prev if program.h_mask is None else h_prev * program.h_mask[:, None])
+        gates = [_flat(program.times(a, start + 1)) for a in all_gates]
         dW = tf.matmul(x_rows, da, transpose_a=True)
         new = [dW, tf.reduce_sum(da, 0), *equations.weight_gradient(da, h_prev, gates)]
         d_weights = [d + n for d, n in zip(d_weights, new, strict=True)]
-        dx_chunk = tf.transpose(tf.reshape(tf.matmul(da, W_T), (program.length, program.B, program.D)), (1, 0, 2))
+        dx_chunk = program.chunked(tf.matmul(da, W_T))
         dx_chunk = dx_chunk if program.x_mask is None else dx_chunk * program.x_mask[:, None]
         return i - 1, d_states, _write(dx, start, dx_chunk), d_probe, d_weights
 
-    d_weights = [tf.zeros_like(w) for w in program.weights]
+    W, b, _, *b_u = program.weights
+    dU = [program.zeros(program.N, n * program.N) for n in equations.products]
+    d_weights = [tf.zeros_like(W), tf.zeros_like(b), *dU, *map(tf.zeros_like, b_u)]
     carried = (
         program.chunks - 1,
         program.cast(list(d_states)),

@@ -12,6 +12,7 @@ Axes: B batch, T time, D features, N units, k gates.
 
 import functools
 import os
+import uuid
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -23,6 +24,7 @@ from keras_gated.equations import arithmetic_dtype, loop
 from keras_gated.program import backward, forward
 
 SMALLEST_BATCH = 8  # below, a second lane costs more than it saves
+FILLED = 32  # short batches that are filled up to a size that is compiled: together they cost about one compilation
 SPAN = 64  # steps of one compiled program where T is unknown
 
 _programs = []  # all that `_compiled` made
@@ -154,8 +156,8 @@ def _first_order_by_loop(options, given, masks, d_outputs):
 
 
 class _Lane(NamedTuple):
-    """Rows of the batch.  Lanes have equal numbers of rows, so that one program does for both: where the batch is
-    odd, they have one row in common, which is `skipped` (1) in the gradient and the outputs of the second."""
+    """Rows of the batch.  Lanes have equal numbers of rows, so that one program does for all: those that two have in
+    common are `skipped` in the gradient and the outputs of the second."""
 
     rows: slice
     skipped: tf.Tensor | None = None
@@ -164,17 +166,59 @@ class _Lane(NamedTuple):
         return tf.nest.map_structure(lambda a: None if a is None else a[self.rows], tree)
 
 
+class _Lanes(tuple):
+    """All lanes of a batch; where they have more rows than the batch, it is filled up with zeros."""
+
+    rows = None  # of the filled up batch, where it may be filled up
+
+    def filled(self, tree):
+        if self.rows is None:
+            return tree
+        tensors = [a for a in tf.nest.flatten(tree) if a is not None]
+        spare = self.rows - tf.shape(tensors[0])[0]
+
+        def fill():
+            return [tf.pad(a, [[0, spare], *([0, 0] for _ in a.shape[1:])]) for a in tensors]
+
+        full = iter(tf.cond(spare > 0, fill, lambda: [tf.identity(a) for a in tensors]))
+        return tf.nest.map_structure(lambda a: None if a is None else next(full), tree)
+
+
 def _lanes(x):
     """One lane for a small batch, else two, where two can run: not on one core, nor inside a program of others."""
     B = x.shape[0]
     if _in_compiled_program() or _cores() < 2 or (B is not None and B < SMALLEST_BATCH):
-        return [_Lane(slice(None))]
+        return _Lanes([_Lane(slice(None))])
     if B is not None and B % 2 == 0:
-        return [_Lane(slice(None, B // 2)), _Lane(slice(B // 2, None))]
+        return _Lanes([_Lane(slice(None, B // 2)), _Lane(slice(B // 2, None))])
+    if B is not None:
+        return _Lanes([_Lane(slice(None, B // 2 + 1), tf.constant(0)), _Lane(slice(B // 2, None), tf.constant(1))])
     B = tf.shape(x)[0]
-    half, one = (B + 1) // 2, B < SMALLEST_BATCH  # a batch that turns out small leaves the second lane empty
-    first = _Lane(slice(None, tf.where(one, B, half)), tf.constant(0))
-    return [first, _Lane(slice(tf.where(one, B, B - half), None), tf.where(one, 0, B % 2))]
+    own = tf.where(B < SMALLEST_BATCH, B, (B + 1) // 2)  # a small batch leaves the second lane empty
+    rows = _rows_compiled(B, own)
+    begin = tf.where(rows < B, B - rows, rows)
+    lanes = _Lanes([_Lane(slice(None, rows), tf.constant(0)), _Lane(slice(begin, None), tf.maximum(0, rows - begin))])
+    lanes.rows = tf.where((rows != own) & (rows >= B), 2 * rows, B)
+    return lanes
+
+
+def _rows_compiled(B, own):
+    """How many rows a lane gets: those of the largest lane so far where two such hold the batch, as that program
+    exists, and a last, short batch is not worth another.  Batches that are often short are, and then get their own.
+
+    What was seen is kept in a table of the running graph, as Python is not asked there how large a batch is.  It
+    changes no number by more than rounding.
+    """
+    name = f"keras_gated_{uuid.uuid4().hex}"
+    table = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int32, shared_name=name)
+    keys, zero = tf.constant([0, 1], tf.int64), tf.constant(0)
+    seen = tf.raw_ops.LookupTableFindV2(table_handle=table, keys=keys, default_value=zero)
+    largest, filled = tf.unstack(seen, num=2)
+    short = ((B + 1) // 2 <= largest) & (own != largest)
+    rows = tf.where(short & (filled < FILLED), largest, own)
+    seen = tf.stack([tf.maximum(largest, rows), filled + tf.cast(short, tf.int32)])
+    tf.raw_ops.LookupTableInsertV2(table_handle=table, keys=keys, values=seen)
+    return rows
 
 
 def _cores():
@@ -186,10 +230,12 @@ def _in_compiled_program():
     return control_flow_util.GraphOrParentsInXlaContext(graphs.get_default_graph())
 
 
-def _join(lanes, parts, shape):
+def _join(lanes, parts, like, width):
+    """The rows of all lanes, as many as `like` has, of its shape but for the last axis."""
     parts = [part[lane.skipped :] for lane, part in zip(lanes, parts, strict=True)]
     joined = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
-    joined.set_shape(shape)
+    joined = joined if lanes.rows is None else joined[: tf.shape(like)[0]]
+    joined.set_shape((*like.shape[:-1], width))
     return joined
 
 
@@ -199,25 +245,29 @@ def _in_order(options, x):
 
 
 def _forward_lanes(options, given, masks):
+    """-> outputs, and what the backward sweep needs: the lanes, and what each kept."""
     x, states, weights, _ = given
-    x, lanes = _in_order(options, x), _lanes(x)
-    results = [_forward_spans(options, *lane.cut((x, states)), weights, lane.cut(masks)) for lane in lanes]
+    lanes = _lanes(x)
+    rows = lanes.filled((_in_order(options, x), states, masks))
+    results = [_forward_spans(options, *lane.cut(rows[:2]), weights, lane.cut(rows[2])) for lane in lanes]
     outputs, saved = zip(*results, strict=True)
-    shapes = [(*x.shape[:2], options.units)] * options.sequences + [(x.shape[0], options.units)] * len(states)
-    outputs = [_join(lanes, parts, shape) for *parts, shape in zip(*outputs, shapes, strict=True)]
-    return outputs, saved if options.save else None
+    like = [x] * options.sequences + list(states)
+    outputs = [_join(lanes, parts, a, options.units) for *parts, a in zip(*outputs, like, strict=True)]
+    return outputs, (lanes, saved) if options.save else None
 
 
-def _backward_lanes(options, given, masks, saved, d_outputs):
+def _backward_lanes(options, given, masks, kept, d_outputs):
     x, states, weights, probes = given
-    x, lanes = _in_order(options, x), _lanes(x)
+    lanes, saved = kept
+    rows = lanes.filled((_in_order(options, x), masks, d_outputs))
     results = [
-        _backward_spans(options, lane.cut(x), weights, lane.cut(masks), kept, lane.cut(d_outputs), lane.skipped)
+        _backward_spans(options, x, weights, masks, kept, d_outputs, lane.skipped)
         for lane, kept in zip(lanes, saved, strict=True)
+        for x, masks, d_outputs in [lane.cut(rows)]
     ]
     d_sequences, d_states, d_weights = zip(*results, strict=True)
     d_sequences, d_states = (
-        [_join(lanes, parts, a.shape) for *parts, a in zip(*d_rows, tensors, strict=True)]
+        [_join(lanes, parts, a, a.shape[-1]) for *parts, a in zip(*d_rows, tensors, strict=True)]
         for d_rows, tensors in ((d_sequences, (x, *probes)), (d_states, states))
     )
     dx, *d_probes = [_in_order(options, d) for d in d_sequences]
@@ -264,6 +314,13 @@ def _as_before(old, new):
     return tuple(tf.ensure_shape(n, o.shape) for n, o in zip(new, old, strict=True))
 
 
+def _whole(options, d_weights):
+    """The gradients of the weights, with dU in one: joined out here, as XLA compiles long for it."""
+    dW, db, *dU, last = d_weights
+    dU, db_u = (dU, [last]) if options.equations.recurrent_bias else ([*dU, last], [])
+    return [dW, db, dU[0] if len(dU) == 1 else tf.concat(dU, 1), *db_u]
+
+
 def _forward_spans(options, x, states, weights, masks):
     """`forward` of one lane."""
     run = _compiled(forward, options)
@@ -280,10 +337,11 @@ def _forward_spans(options, x, states, weights, masks):
         return i + 1, _as_before(states, outputs[len(sequences) :]), sequences, saved
 
     rows, dtype, save = (x.shape[0], options.units), arithmetic_dtype(x.dtype), options.save
+    kept = (SPAN + 1, None if rows[0] is None else rows[0] * rows[1])
     sequences = spans.arrays(options.sequences, (rows[0], SPAN, rows[1]), x.dtype)
     saved = (
-        spans.arrays(save * len(states), (SPAN + 1, *rows), dtype),
-        spans.arrays(save * len(options.equations.saved), (SPAN, *rows), dtype),
+        spans.arrays(save * len(states), kept, dtype),
+        spans.arrays(save * len(options.equations.saved), kept, dtype),
     )
     carried = (tf.constant(0), tuple(states), sequences, saved)
     _, states, sequences, saved = tf.while_loop(lambda i, *_: i < spans.count, span, carried)
@@ -294,7 +352,8 @@ def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
     """`backward` of one lane."""
     run = _compiled(backward, options)
     if x.shape[1] is not None or _in_compiled_program():
-        return run(x, weights, masks, saved, d_outputs, None, skipped)
+        *d_rows, d_weights = run(x, weights, masks, saved, d_outputs, None, skipped)
+        return *d_rows, _whole(options, d_weights)
     spans = _Spans(tf.shape(x)[1])
     d_sequence, *d_states = d_outputs if options.sequences else (None, *d_outputs)
     x, valid, shown, d_sequence = map(spans.padded, (x, masks.valid, masks.shown, d_sequence))
@@ -304,7 +363,7 @@ def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
         kept = tf.nest.map_structure(lambda a: a.read(i), saved)
         d_outputs = [*([spans.cut(d_sequence, i)] if options.sequences else []), *d_states]
         rows, new_states, new = run(spans.cut(x, i), weights, part, kept, d_outputs, spans.length(i), skipped)
-        d_weights = [d + n for d, n in zip(d_weights, new, strict=True)]
+        d_weights = [d + n for d, n in zip(d_weights, _whole(options, new), strict=True)]
         d_sequences = [a.write(i, d) for a, d in zip(d_sequences, rows, strict=True)]
         return i - 1, _as_before(d_states, new_states), d_weights, d_sequences
 

@@ -79,7 +79,7 @@ def test_unknown_batch_and_time(name, rng, known):
             total = tf.reduce_sum(tf.sin(y))
         return [y, *tape.gradient(total, [x, *layer.trainable_variables])]
 
-    for size, length in [(1, 6), (9, 1), (9, 30)]:
+    for size, length in [(1, 6), (9, 1), (9, 30), (3, 30), (7, 6), (8, 6), (3, 6)]:
         if (known[0] or size, known[1] or length) == (size, length):
             x = tf.constant(rng.normal(size=(size, length, D)))
             assert_close(traced(x), values_and_gradients_of(loop_of(layer), x), 1e-10)
@@ -108,8 +108,8 @@ def test_spans_of_time_change_nothing(name, rng, choose, sequences):
     signature = [tf.TensorSpec((None, None, D), tf.float64), states, tf.TensorSpec((None, None), tf.bool)]
     spans = tf.function(run, input_signature=signature, autograph=False)
     loop = partial(run, way=loop_of(layer))
-    for length in (3, 7, 14, 23):
-        given = batch(cell, rng, size=5, length=length)
+    for size, length in [(7, 3), (7, 7), (3, 14), (5, 23)]:  # and lanes filled up, or with rows in common
+        given = batch(cell, rng, size=size, length=length)
         results = []
         for way in (spans, loop):
             layer.cell.seed_generator.state.assign(seed)
@@ -152,8 +152,13 @@ print("programs", sweep.programs())
 
 @pytest.mark.parametrize(
     ("sizes", "lengths", "compiled"),
-    [((9,), (1, 20, 63, 64, 65, 200, 201), 2), ((9, 10, 4), (5,), 2 * 2 + 2)],
-    ids=["every length", "odd and even, and a small one that leaves a lane empty"],
+    [
+        ((9,), (1, 20, 63, 64, 65, 200, 201), 2),
+        ((10, 9, 4, 1, 7), (5,), 2),
+        ((4, 9), (5,), 3 * 2),
+        ((12, *(2 for _ in range(sweep.FILLED + 1))), (5,), 3 * 2),
+    ],
+    ids=["every length", "odd and short ones", "a small first one leaves a lane empty", "often a short one"],
 )
 def test_what_is_compiled_is_bounded(tmp_path, sizes, lengths, compiled):
     """XLA itself is asked: one program forward and one backward for all lengths, and for each size of a lane."""

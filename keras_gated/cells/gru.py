@@ -54,7 +54,7 @@ def weight_gradient(da, h_prev, saved):
     units = h_prev.shape[-1]
     dU_zr = ops.matmul(ops.transpose(h_prev), da[:, : 2 * units])
     dU_h = ops.matmul(ops.transpose(r * h_prev), da[:, 2 * units :])
-    return (ops.concatenate([dU_zr, dU_h], axis=-1),)
+    return dU_zr, dU_h
 
 
 def step_reset_after(p, states, U):
