@@ -13,6 +13,7 @@ from test_tap_matrix import BATCH, Subclassed, dense, numbers, read
 
 import keras_gated as kg
 from keras_gated.callbacks import Records, TapCallback
+from keras_gated.ring import Ring
 from keras_gated.tap import Probe
 
 EPOCHS = 2
@@ -391,6 +392,15 @@ def test_one_callback_for_two_models(tmp_path):
 
 
 # Long runs.
+
+
+def test_a_row_of_an_earlier_round_is_not_taken_for_a_new_one():
+    ring = Ring("rows", 1, 4, tf.distribute.get_strategy())
+    for step in (0, 1, 2, 3, 5, 7):
+        ring.write(tf.constant(step, tf.int64), [10.0 * step])
+    rows = ring.read(np.arange(4, 8))
+    np.testing.assert_array_equal(rows.written[:, 0], [False, True, False, True])
+    np.testing.assert_array_equal(rows.values[rows.written], [[50], [70]])
 
 
 def test_many_calls_of_apply_in_one_execution_are_not_lost(tmp_path):
