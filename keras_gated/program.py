@@ -173,8 +173,8 @@ def forward(options, x, states, weights, masks, length):
 
 
 def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
-    """-> [dx and, where it is wanted, the gradient of the probe], gradients of the initial states, [dW, db, *parts of dU
-    and, where there is one, db_u]."""
+    """-> [dx and, where it is wanted, the gradient of the probe], gradients of the initial states, [dW, db, *parts of
+    dU and, with a bias of its own, db_u]."""
     equations = options.equations
     program = _Program(options, x, weights, masks, length)
     U_T, W_T = equations.recurrent_transposed(program.weights, program.h_mask), tf.transpose(program.W)
