@@ -57,7 +57,7 @@ def run(entries, noted):
     workers = [Worker(library, entries[0]["setting"]) for library in libraries]
     try:
         for e in entries:
-            measure = {"steps": _steps, "masked_epoch": _masked_epoch}.get(e["name"], _alone)
+            measure = {"steps": _steps, "masked_epoch": _epochs, "watched_epoch": _epochs}.get(e["name"], _alone)
             e["result"] = measure(workers, e, lambda text, e=e: noted(e, text))
     except (RuntimeError, json.JSONDecodeError) as failure:
         for e in entries:
@@ -91,11 +91,11 @@ def _steps(workers, e, noted):
     return results
 
 
-def _masked_epoch(workers, e, noted):
+def _epochs(workers, e, noted):
     """{contender: {"ms": [one per round], "error": ...}}"""
     arguments = dict(e["arguments"])
     rounds = arguments.pop("rounds")
-    outcomes = workers[0].ask("masked_epoch", noted, **arguments)
+    outcomes = workers[0].ask(e["name"], noted, **arguments)
     noted("timing")
     ms = _in_turns(dict.fromkeys(outcomes, workers[0]), "epoch", rounds, seconds=0)
     return {name: {**outcome, "ms": ms[name]} for name, outcome in outcomes.items()}

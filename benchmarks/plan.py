@@ -10,8 +10,10 @@ SHAPES = (  # (B, T, D, N)
     (16, 2000, 8, 32),
 )
 QUICK_SHAPES = ((32, 20, 32, 64),)
-PARTS = ("grid", "masked", "lengths", "first", "memory", "growth", "threads")
+PARTS = ("grid", "masked", "lengths", "first", "memory", "growth", "threads", "callbacks")
 MODES = ("train", "infer")
+WATCHED = (16, 12, 8, 16)  # two LSTMs, steps of 2 to 5 ms
+WATCHED_STEPS = 1000  # of an epoch, at whose end heat maps are drawn
 MASKED = (64, 100, 32, 64)
 LENGTHS = [round(20 + 180 * i / 59) for i in range(60)]
 GROWING_T = [(16, T, 8, 32) for T in (100, 300, 1000, 3000, 10000)]
@@ -46,6 +48,8 @@ def processes(parts, cells, shapes, rounds, seconds):
     for cell in cells:
         if cell != "GRU after":
             planned += _of_cell(cell, shapes, timing)
+    for layer in ("ours", "keras"):
+        planned.append(entry("callbacks", "watched_epoch", cell="LSTM", contender=layer, shape=WATCHED, rounds=rounds))
     return [[e] for part in parts for e in planned if e["part"] == part]
 
 

@@ -14,6 +14,7 @@ from rich import table as rich_table
 
 from benchmarks import comparison
 from benchmarks.comparison import KERAS, PRODUCTS, TORCH, against_fastest, geometric_mean, ms, of_part, ratio
+from benchmarks.plan import WATCHED_STEPS
 
 NONE = "–"
 EXPLAINED = (
@@ -60,6 +61,7 @@ def tables(results):
         _growth(results, "T"),
         _growth(results, "N"),
         _threads(results),
+        _callbacks(results),
     ]
     return [table for table in made if table.groups]
 
@@ -185,6 +187,19 @@ def _threads(results):
     columns = ("cell", "threads", "ours,\nms", "one lane\n/ ours", "Keras\n/ ours", "torch\n/ ours")
     notes = "One lane: ours inside jit_compile=True. tf.config.threading: both pools set to 1."
     return Table("Training step on one thread", columns, groups, notes)
+
+
+def _callbacks(results):
+    rows = []
+    for r in of_part(results, "callbacks"):
+        measured = r["result"]
+        costs = [_percent(ratio(measured, name, "no callback") - 1) for name in ("GradientNorms", "both")]
+        rows.append(
+            (r["arguments"]["contender"], _shape(r), _number(ms(measured, "no callback") / WATCHED_STEPS), *costs)
+        )
+    columns = ("two LSTMs", "B,T,D,N", "a step without,\nms", "GradientNorms\nadds", "with GradientFlow,\nboth add")
+    notes = f"model.fit, events and the heat maps at the end of each {WATCHED_STEPS:,} steps included."
+    return Table("What the callbacks cost", columns, [rows] if rows else [], notes)
 
 
 def _by_cell(results):

@@ -1,10 +1,13 @@
 """Contenders on TensorFlow: our layers, keras.layers in its three modes, and the bare matrix products."""
 
+import tempfile
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 import keras_gated as kg
+from benchmarks.plan import WATCHED_STEPS
 from benchmarks.problem import Contender, Problem, products
 
 LONGEST_UNROLL = 100
@@ -134,6 +137,29 @@ def masked_epochs(cell, shape, batches):
         return lambda: of_layer.fit(x, y, batch_size=B, shuffle=False, verbose=0).history["loss"][0]
 
     return {name: epoch_of(layer, jit) for name, (layer, jit) in layers(cell, D, N).items()}
+
+
+def watched_epochs(cell, contender, shape):
+    """{name: a function that runs an epoch of model.fit without or with callbacks, and returns its loss}."""
+    B, T, D, N = shape
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(B * WATCHED_STEPS, T, D)).astype("float32")
+    y = x[:, 0, :1]
+
+    def epoch_of(*callbacks):
+        keras.utils.set_random_seed(0)
+        kind = getattr(kg if contender == "ours" else keras.layers, cell)
+        made = keras.Sequential([keras.Input((T, D)), kind(N, return_sequences=True), kind(N), keras.layers.Dense(1)])
+        made.compile(keras.optimizers.Adam(1e-3), "mse")
+        options = {"batch_size": B, "shuffle": False, "verbose": 0}
+        with_own_folder = [callback(tempfile.mkdtemp()) for callback in callbacks]
+        return lambda: made.fit(x, y, callbacks=with_own_folder, **options).history["loss"][0]
+
+    return {
+        "no callback": epoch_of(),
+        "GradientNorms": epoch_of(kg.GradientNorms),
+        "both": epoch_of(kg.GradientNorms, kg.GradientFlow),
+    }
 
 
 def batches_of_many_lengths(shape, lengths, last_batch):

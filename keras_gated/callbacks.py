@@ -5,7 +5,6 @@ import os
 import time
 import warnings
 from abc import abstractmethod
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -13,14 +12,14 @@ import numpy as np
 from keras_gated.events import event_file, steps_made
 from keras_gated.gates import activity_of, gate_names, gates, retention_of
 from keras_gated.profiles import ROWS, Profiles, Summary
+from keras_gated.records import Records
 from keras_gated.trajectory import measuring, recurrent_layers
 
 FLOOR = 1e-8  # of the profiles in histograms: below, a gradient does not reach
-CLIPPED = 1 - 1e-5  # what is longer was rounded, not clipped
 
 
 class TapCallback(keras.callbacks.Callback):
-    """A callback that sees inside the training step (TensorFlow backend), through a probe of `keras_gated.tap`.
+    """A callback that sees inside the training step (TensorFlow backend), through a reader of `keras_gated.tap`.
 
     Args:
         log_dir: folder, which may be the one of keras.callbacks.TensorBoard and of other callbacks.
@@ -35,11 +34,11 @@ class TapCallback(keras.callbacks.Callback):
             raise ValueError(f"{type(self).__name__} expects every to be a positive integer, received {every!r}.")
         self.log_dir = os.fspath(log_dir)
         self.every = int(every)
-        self._tap = self._probe = self._file = None
+        self._tap = self._reader = self._file = None
 
     @abstractmethod
-    def _make_probe(self, tap):
-        """-> `Probe`, whenever the model has been compiled anew."""
+    def _make_reader(self, tap):
+        """-> `Reader`, whenever the model has been compiled anew."""
 
     @abstractmethod
     def _charts(self):
@@ -60,19 +59,19 @@ class TapCallback(keras.callbacks.Callback):
         if tap is not self._tap:
             if self._tap:
                 self._tap.deliver()  # what a fit that was broken off has left
-            probe = self._make_probe(tap)
-            probe.next_step = self._probe.next_step if self._probe else 0
-            self._tap, self._probe = tap, probe
-        if self._probe.missing:
-            names, tags = zip(*self._probe.missing, strict=True)
+            reader = self._make_reader(tap)
+            reader.next_step = self._reader.next_step if self._reader else 0
+            self._tap, self._reader = tap, reader
+        if self._reader.missing:
+            names, tags = zip(*self._reader.missing, strict=True)
             self._warn(names, f"{', '.join(dict.fromkeys(tags))} is left out")
         if self._file is None:  # one for all fits: TensorBoard may read a second one out of order
             from keras_gated.dashboard import charts
 
             self._file = event_file(os.path.join(self.log_dir, self.RUN))
             self._file.add(0, time.time(), [charts(self._charts())])
-        tap.join(self._probe, self.params)
-        self._started_at = self._probe.next_step
+        tap.join(self._reader, self.params)
+        self._started_at = self._reader.next_step
 
     def _warn(self, names, consequence):
         warnings.warn(
@@ -97,70 +96,12 @@ class TapCallback(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         if self._tap:
             self._tap.leave()
-            if self._tap.begun and self._probe.next_step == self._started_at:
+            if self._tap.begun and self._reader.next_step == self._started_at:
                 warnings.warn(
                     f"{type(self).__name__} saw no training step: the optimizer that model.compile was given was not "
                     "called. Call self.optimizer.apply in train_step, or train without the callback.",
                     stacklevel=2,
                 )
-
-
-class Records(NamedTuple):
-    """Norms of S training steps of which R replicas took part."""
-
-    step: np.ndarray  # (S,) true training steps
-    raw: np.ndarray  # (S,) of the whole gradient before clipping
-    clipped: np.ndarray  # (S,) of the whole gradient as the optimizer used it
-    updated: np.ndarray  # (S,) whether the optimizer made an update: not where it accumulated or left the step out
-    loss_scale: np.ndarray  # (S,) that was taken out, 1 without loss scaling
-    learning_rate: np.ndarray  # (S,) NaN where there are several, or only a Python function knows
-    replicas: np.ndarray  # (S, R) of what each replica adds to the whole gradient
-    variables: dict  # path: (S,) of one variable's gradient before clipping, NaN where it had none
-
-    @property
-    def finite(self):
-        """(S,) whether the whole gradient has neither inf nor NaN."""
-        return np.isfinite(self.raw)
-
-    @classmethod
-    def of(cls, norms, paths):
-        """From the `Norms` of a probe and its variables' paths."""
-        raw, clipped = (np.sqrt(np.sum(n**2, axis=1)) for n in (norms.raw, norms.clipped))
-        each = np.where(norms.present, norms.raw, np.nan).astype(np.float32).T
-        rest = (norms.updated, norms.loss_scale, norms.learning_rate, norms.replicas)
-        return cls(norms.step, raw, clipped, *rest, dict(zip(paths, each, strict=True)))
-
-    @classmethod
-    def joined(cls, pieces):
-        """One after the other."""
-        if len(pieces) == 1:
-            return pieces[0]
-        none = [np.zeros(0), np.zeros(0), np.zeros(0, bool), np.zeros(0), np.zeros(0)]
-        if not pieces:
-            return cls(np.zeros(0, np.int64), *none, np.zeros((0, 1)), {})
-        absent = [np.full(len(r.step), np.nan, np.float32) for r in pieces]
-        variables = {
-            path: np.concatenate([r.variables.get(path, nan) for r, nan in zip(pieces, absent, strict=True)])
-            for path in dict.fromkeys(path for r in pieces for path in r.variables)
-        }
-        replicas = max(r.replicas.shape[1] for r in pieces)
-        widened = [
-            np.pad(r.replicas, ((0, 0), (0, replicas - r.replicas.shape[1])), constant_values=np.nan) for r in pieces
-        ]
-        columns = [np.concatenate(column) for column in list(zip(*pieces, strict=True))[:-2]]
-        return cls(*columns, np.concatenate(widened), variables)
-
-    def summary(self):
-        """What goes into the logs of an epoch: of its updates with a finite gradient, and how many were not."""
-        used = self.updated & self.finite
-        raw, clipped = self.raw[used], self.clipped[used]
-        some = len(raw) > 0
-        return {
-            "gradient_norm": float(np.median(raw)) if some else np.nan,
-            "gradient_norm_max": float(np.max(raw)) if some else np.nan,
-            "clipped_share": float(np.mean(clipped < raw * CLIPPED)) if some else 0.0,
-            "nonfinite_steps": int(np.sum(~self.finite)),
-        }
 
 
 class GradientNorms(TapCallback):
@@ -214,10 +155,10 @@ class GradientNorms(TapCallback):
         self._pieces = [Records.joined(self._pieces)]
         return self._pieces[0]
 
-    def _make_probe(self, tap):
-        from keras_gated.norms import NormProbe
+    def _make_reader(self, tap):
+        from keras_gated.norms import NormReader
 
-        return NormProbe(tap, self._receive)
+        return NormReader(tap, self._receive)
 
     def _charts(self):
         from keras_gated.dashboard import Chart
@@ -239,7 +180,7 @@ class GradientNorms(TapCallback):
             logs.update(Records.joined(self._epoch).summary())
 
     def _receive(self, norms, times):
-        records = Records.of(norms, self._probe.paths)
+        records = Records.of(norms, self._reader.paths)
         self._pieces.append(records)
         self._epoch.append(records)
         for i in np.flatnonzero(records.step % self.every == 0):
@@ -249,19 +190,19 @@ class GradientNorms(TapCallback):
     def _scalars(self, records, norms, i):
         raw, clipped, finite = records.raw[i], records.clipped[i], records.finite[i]
         scalars = {"grad_norm/raw": raw, "grad_norm/nonfinite": not finite}
-        if self._probe.sees_clipping:
+        if self._reader.sees_clipping:
             scalars["grad_norm/clipped"] = clipped
             if finite and records.updated[i]:
                 scalars["grad_norm/clip_ratio"] = clipped / raw if raw else 1.0
-        if self._probe.scaled:
+        if self._reader.scaled:
             scalars["grad_norm/loss_scale"] = records.loss_scale[i]
         if not np.isnan(records.learning_rate[i]):
             scalars["grad_norm/learning_rate"] = records.learning_rate[i]
-        if self._probe.several:
+        if self._reader.several:
             scalars |= {f"grad_norm_replica/{r}": n for r, n in enumerate(records.replicas[i])}
         if self.per_variable:
             present = np.flatnonzero(norms.present[i])
-            scalars |= {f"grad_norm_variable/{self._probe.paths[v]}": norms.raw[i, v] for v in present}
+            scalars |= {f"grad_norm_variable/{self._reader.paths[v]}": norms.raw[i, v] for v in present}
         return scalars
 
 
@@ -316,15 +257,15 @@ class GradientFlow(TapCallback):
         self._pieces = {name: [Summary.joined(pieces)] for name, pieces in self._pieces.items()}
         return {name: summary for name, (summary,) in self._pieces.items()}
 
-    def _make_probe(self, tap):
-        from keras_gated.time_steps import TimeStepProbe, watchable
+    def _make_reader(self, tap):
+        from keras_gated.time_steps import TimeStepReader, watchable
 
-        return TimeStepProbe(tap, watchable(self.model, self.layers), self._receive)
+        return TimeStepReader(tap, watchable(self.model, self.layers), self._receive)
 
     def _charts(self):
         from keras_gated.dashboard import Chart
 
-        sources = self._probe.sources()
+        sources = self._reader.sources()
         within = [
             Chart(f"{s.norm}: median over the time steps, 10 to 90 %", bands=[s.tags("p10", "p50", "p90")])
             for s in sources
@@ -392,7 +333,7 @@ class GateActivity(keras.callbacks.Callback):
     """Writes to TensorBoard what the gates of every recurrent layer do on one fixed batch.
 
     Gates are the chapter's: i, f, o of LSTM; z, r of GRU, where z writes (h = (1 - z) h₋ + z h̃), whatever a layer of
-    Keras calls it.  Scalars, in the run `<log_dir>/gates`, over all units, time steps and examples:
+    Keras calls it.  Scalars, in the run `<log_dir>/layer_gates`, over all units, time steps and examples:
 
     - gate/<layer>/<gate>/mean;
     - gate/<layer>/<gate>/low and high: shares below 0.05 and above 0.95, where a gate is as good as shut or open;
@@ -414,7 +355,7 @@ class GateActivity(keras.callbacks.Callback):
         ValueError: in fit, for a model without a layer that has gates.
     """
 
-    RUN = "gates"
+    RUN = "layer_gates"  # behind "gradients", as TensorBoard orders charts by run
 
     def __init__(self, log_dir, x, every="epoch"):
         super().__init__()

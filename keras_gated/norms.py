@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_gated.clipping import ClipNorm, norm
-from keras_gated.tap import Probe
+from keras_gated.tap import Reader
 
 ABSENT = -1.0  # marks a variable without a gradient: NaN would hide an overflow
 CLIPPED = "grad_norm/clipped and clip_ratio"
@@ -36,7 +36,7 @@ class Norms(NamedTuple):
     replicas: np.ndarray  # (S, R) of what each replica adds to the sum, all variables together
 
 
-class NormProbe(Probe):
+class NormReader(Reader):
     """Measures them.
 
     Args:
@@ -146,11 +146,11 @@ class NormProbe(Probe):
 class _Part:
     """What passes through one of the optimizers that make the step."""
 
-    def __init__(self, probe, optimizer):
-        self.probe, self.optimizer, self.ring = probe, optimizer, None
+    def __init__(self, reader, optimizer):
+        self.reader, self.optimizer, self.ring = reader, optimizer, None
         last = optimizer.inner_optimizer if isinstance(optimizer, ClipNorm) else optimizer
         self.accumulates = bool(last.gradient_accumulation_steps)
-        self.summed_later = probe.several and not isinstance(optimizer, ClipNorm)
+        self.summed_later = reader.several and not isinstance(optimizer, ClipNorm)
         self.follows = False  # whether norms that were not read follow from those before clipping
         self.columns = set()  # of its variables
 
@@ -160,7 +160,7 @@ class _Part:
         given = self.optimizer._trainable_variables if trainable_variables is None else trainable_variables
         pairs = zip(grads, given, strict=True)
         self.variables = [v for g, v in pairs if g is not None and not getattr(v, "overwrite_with_gradient", False)]
-        self.columns |= {self.probe.index[id(v)] for v in self.variables}
+        self.columns |= {self.reader.index[id(v)] for v in self.variables}
         return apply(grads, trainable_variables)
 
     def clipped(self, clip, grads):
@@ -187,10 +187,10 @@ class _Part:
         return pairs
 
     def _write(self, raw, used):
-        probe = self.probe
+        reader = self.reader
         if self.ring is None:
-            self.ring = probe.tap.ring("clipped_norms", 2 * len(probe.paths))
-        probe.tap.write(self.ring, probe.in_order(raw, self.variables) + probe.in_order(used, self.variables))
+            self.ring = reader.tap.ring("clipped_norms", 2 * len(reader.paths))
+        reader.tap.write(self.ring, reader.in_order(raw, self.variables) + reader.in_order(used, self.variables))
 
     def complete(self, raw, clipped, drained):
         """The norms (S, V) so far, and those that this part knows in their places."""

@@ -3,8 +3,8 @@
 Hidden here: how a traced training step is tapped, who else meets that, what is a step, and when the host may look.
 
 A `Tap` replaces model.train_function by one that is traced afresh while methods of the optimizer, or of whatever else
-its probes name, are wrapped.  They are wrapped only as long as that function runs, so nobody else ever meets a patched
-object.  In the graph the probes write rows into rings on the device; the host reads the rings now and then.
+its readers name, are wrapped.  They are wrapped only as long as that function runs, so nobody else ever meets a patched
+object.  In the graph the readers write rows into rings on the device; the host reads the rings now and then.
 
 All callbacks of one fit share one tap.
 """
@@ -38,7 +38,7 @@ class Drained(NamedTuple):
     rows: dict  # Ring: `Rows`
 
 
-class Probe(ABC):
+class Reader(ABC):
     """What one callback wants of a tap: which methods to wrap, and what to do with the rows they wrote.
 
     In its wrappers, which run in the graph and in each replica, `tap.step()` is the training step and
@@ -71,21 +71,21 @@ class Tap:
         self.capacity = 2 * (DRAIN_EVERY + model.steps_per_execution)
         self.count = one_per_replica(np.int64(0), "tapped_steps", self.strategy)
         self.rings = []
-        self.probes, self.traced_for = [], None
+        self.readers, self.traced_for = [], None
         self.params, self.begun = None, False
         self.steps_each = None  # how many an execution makes
         self.executions, self.drained, self.drained_at = 0, 0, time.time()
 
     # In the life of a fit.
 
-    def join(self, probe, params):
+    def join(self, reader, params):
         """At train begin, for every fit.  `params` is what Keras gives to all callbacks of one fit."""
-        if self.params is not params or probe in self.probes:
+        if self.params is not params or reader in self.readers:
             self.deliver()  # what a fit that was broken off has left
-            self.probes, self.params, self.begun = [], params, False
-        if any(type(other) is type(probe) for other in self.probes):
-            raise ValueError(f"fit expects one {probe.name} among its callbacks, received several. Leave one.")
-        self.probes.append(probe)
+            self.readers, self.params, self.begun = [], params, False
+        if any(type(other) is type(reader) for other in self.readers):
+            raise ValueError(f"fit expects one {reader.name} among its callbacks, received several. Leave one.")
+        self.readers.append(reader)
 
     def install(self):
         """For the next training step.  Not longer: whoever raises in between leaves the model as it was."""
@@ -109,22 +109,22 @@ class Tap:
     def _begin(self):
         """At the first step of a fit, when all callbacks have joined and all weights have been restored."""
         self.begun, self.drained_at = True, time.time()
-        self.drained = max(self.drained or steps_made(self.optimizer), *(probe.next_step for probe in self.probes))
+        self.drained = max(self.drained or steps_made(self.optimizer), *(reader.next_step for reader in self.readers))
         for part in self.count:
             part.assign(self.drained)
-        if self.traced_for != self.probes:
+        if self.traced_for != self.readers:
             self.model.make_train_function(force=True)
-            self.traced, self.traced_for, self.steps_each = self.model.train_function, self.probes, None
+            self.traced, self.traced_for, self.steps_each = self.model.train_function, self.readers, None
 
     def __call__(self, iterator):
-        """The train function, run while the probes' wrappers are in their places."""
+        """The train function, run while the readers' wrappers are in their places."""
         if self._due():
             self.deliver()
         try:
             with contextlib.ExitStack() as self._wrapped:
                 self.wrap(self.optimizer, "apply", self._counted)
-                for probe in self.probes:
-                    probe.install(self)
+                for reader in self.readers:
+                    reader.install(self)
                 self.executions += 1
                 return self.traced(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):  # the end of an epoch
@@ -135,7 +135,7 @@ class Tap:
                 self.deliver()
             raise
 
-    # For probes.
+    # For readers.
 
     def wrap(self, owner, name, wrapper):
         """Until the train function returns, owner.name(...) is wrapper(owner.name, ...)."""
@@ -183,7 +183,7 @@ class Tap:
         return self.executions * each >= DRAIN_EVERY or time.time() - self.drained_at > DRAIN_AFTER
 
     def deliver(self):
-        """Hands what was written since the last call to the probes."""
+        """Hands what was written since the last call to the readers."""
         end, begin, before = int(self.count[0]), self.drained, self.drained_at
         self.drained, self.drained_at = end, time.time()
         if self.executions:
@@ -197,9 +197,9 @@ class Tap:
         steps = np.arange(begin, end)
         times = np.linspace(before, self.drained_at, len(steps) + 1)[1:]
         drained = Drained(steps, times, {ring: ring.read(steps) for ring in self.rings})
-        for probe in self.probes:
-            probe.next_step = end
-            probe.receive(drained)
+        for reader in self.readers:
+            reader.next_step = end
+            reader.receive(drained)
 
 
 def missing(model):

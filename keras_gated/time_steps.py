@@ -13,13 +13,13 @@ import tensorflow as tf
 from keras_gated.equations import arithmetic_dtype
 from keras_gated.probe import probed, states
 from keras_gated.profiles import ROWS, Profiles, Source, time_of_row
-from keras_gated.tap import Probe
+from keras_gated.tap import Reader
 from keras_gated.trajectory import find, recurrent_layers
 
 HEAD = 2  # loss scale and T stand before the rows
 
 
-class TimeStepProbe(Probe):
+class TimeStepReader(Reader):
     """Measures them.
 
     Args:

@@ -18,7 +18,8 @@ def measured(e, rng):
         ("first_s", "second_s", "loss", "later_ms", "with_first_MiB", "steady_MiB"), rng.uniform(1, 9)
     )
     of_modes = {mode: timed(rng) for mode in e["arguments"].get("modes", ())}
-    results = {"steps": of_modes, "masked_epoch": timed(rng)}
+    watched = {name: {"ms": list(rng.uniform(1, 9, 5))} for name in ("no callback", "GradientNorms", "both")}
+    results = {"steps": of_modes, "masked_epoch": timed(rng), "watched_epoch": watched}
     return {**e, "result": results.get(e["name"], {**alone, "programs": 7})}
 
 
@@ -46,7 +47,7 @@ def test_no_measurement_is_planned_twice(results):
 
 def test_all_that_is_planned_is_in_the_tables(results):
     titles = [table.title for table in report.tables(results)]
-    assert len(titles) == 10
+    assert len(titles) == 11
     for table in report.tables(results):
         assert all(len(row) == len(table.columns) for rows in table.groups for row in rows), table.title
     train = report.tables(results)[0]

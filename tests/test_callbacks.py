@@ -12,9 +12,10 @@ import tensorflow as tf
 from test_tap_matrix import BATCH, Subclassed, dense, numbers, read
 
 import keras_gated as kg
-from keras_gated.callbacks import Records, TapCallback
+from keras_gated.callbacks import TapCallback
+from keras_gated.records import Records
 from keras_gated.ring import Ring
-from keras_gated.tap import Probe
+from keras_gated.tap import Reader
 
 EPOCHS = 2
 STEPS = 6 * EPOCHS
@@ -326,7 +327,7 @@ def test_records_may_be_read_at_any_time(tmp_path):
     assert seen == [*range(1, STEPS + 1)]
 
 
-class Sums(Probe):
+class Sums(Reader):
     """Writes the sum of the first gradient, every third step."""
 
     name = "GradientSums"
@@ -352,7 +353,7 @@ class Sums(Probe):
 class GradientSums(TapCallback):
     RUN = "gradients"
 
-    def _make_probe(self, tap):
+    def _make_reader(self, tap):
         return Sums(tap)
 
     def _charts(self):
@@ -367,15 +368,15 @@ def test_several_callbacks_share_one_tap_and_one_file(order, tmp_path):
     model = fit([norms, sums][::order], steps_per_execution=4)
     tap, traced = norms._tap, norms._tap.traced
     assert sums._tap is tap and norms._file is sums._file
-    assert [step for step, _ in sums._probe.got] == [0, 3, 6, 9]
-    assert all(row[1] == 7 and row[0] != 0 for _, row in sums._probe.got)
+    assert [step for step, _ in sums._reader.got] == [0, 3, 6, 9]
+    assert all(row[1] == 7 and row[0] != 0 for _, row in sums._reader.got)
     np.testing.assert_allclose(norms.records.raw, alone.records.raw, rtol=1e-6)
 
     again(model, [norms, sums][::order])
     assert norms._tap is tap and tap.traced is traced  # nothing traced again
     again(model, [sums])
     assert tap.traced is not traced
-    assert [step for step, _ in sums._probe.got] == [*range(0, STEPS + 12, 3)]
+    assert [step for step, _ in sums._reader.got] == [*range(0, STEPS + 12, 3)]
     np.testing.assert_array_equal(norms.records.step, np.arange(STEPS + 6))
     again(model, [norms])
     np.testing.assert_array_equal(norms.records.step, [*range(STEPS + 6), *range(STEPS + 12, STEPS + 18)])

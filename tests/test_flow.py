@@ -216,7 +216,7 @@ def test_charts_are_prepared_for_what_is_written(data, rng, tmp_path):
     model = small()
     model.compile("sgd", "mse")
     model.fit(*data, verbose=0, callbacks=[flow, norms, gates])
-    for run, charts in (("time_steps", 11), ("gradients", 3), ("gates", 12)):
+    for run, charts in (("time_steps", 11), ("gradients", 3), ("layer_gates", 12)):
         read = EventAccumulator(str(tmp_path / run)).Reload()
         layout = layout_pb2.Layout.FromString(read.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
         (category,) = layout.category

@@ -27,6 +27,7 @@ ORDER = [
     "weights",
     "clipping",
     "profiles",
+    "records",
     "chain",
     "trajectory",
     "probe",
