@@ -44,17 +44,22 @@ def load():
     return train_test_split(x, digits.target, test_size=0.2, random_state=0, stratify=digits.target)
 
 
-def train(name, layer, data, folder, epochs, progress):
-    x_train, x_test, y_train, y_test = data
+def build(layer, shape):
     keras.utils.set_random_seed(0)
     # Equal names put the curves of all models into the same cards of TensorBoard.
-    layers = [keras.Input(x_train.shape[1:]), layer(name="recurrent"), keras.layers.Dense(10, name="read_out")]
+    layers = [keras.Input(shape), layer(name="recurrent"), keras.layers.Dense(10, name="read_out")]
     model = keras.Sequential(layers, name="digits")
     model.compile(
         optimizer=keras.optimizers.Adam(3e-3, global_clipnorm=MAX_NORM),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
+    return model
+
+
+def train(name, layer, data, folder, epochs, progress):
+    x_train, x_test, y_train, y_test = data
+    model = build(layer, x_train.shape[1:])
     task = progress.add_task(name, total=epochs, note="")
     seconds = []
 

@@ -1,6 +1,7 @@
 """Diagnoses of known cases, and the command line."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -83,6 +84,24 @@ def test_a_forget_bias_of_1_forgets_and_5_does_not(kind, go_backwards, rng):
     assert short.retention[0] == pytest.approx(3.19, rel=0.05) and long.retention[0] == pytest.approx(149, rel=0.05)
     assert long.high["f"] > 0.9 and "shut" not in long.advice
     assert set(short.norms) == {"h", "c"} and short.norms["c"].shape == (T,)
+
+
+@pytest.mark.slow
+def test_the_models_of_the_quickstart(monkeypatch):
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parent.parent / "scripts"))
+    import quickstart
+
+    x, _, y, _ = quickstart.load()
+    models = {name: quickstart.build(layer, x.shape[1:]) for name, layer in quickstart.LAYERS.items()}
+    found = {name: diagnose(model, x[:64], y[:64]).layers["recurrent"] for name, model in models.items()}
+    simple, short, long = (
+        found[name] for name in ("SimpleRNN(64)", "LSTM(64, forget_bias=1)", "LSTM(64, forget_bias=5)")
+    )
+    assert [layer.regime for layer in (simple, short, long)] == ["vanishing", "vanishing", "healthy"]
+    assert 80 < simple.horizon < 108 and 15 < short.horizon < 35
+    assert "LSTM(units, forget_bias=6) would retain 0.77" in simple.advice
+    assert "after 24 of 108 steps. forget_bias=6 would retain 0.77" in short.advice
+    assert 2 < short.retention[0] < 5 and long.retention[0] > 100
 
 
 @pytest.mark.parametrize(("kind", "advice"), [(kg.GRU, "A bias of -5 of"), (K.GRU, "A bias of 5 of")])
