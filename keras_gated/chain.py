@@ -13,9 +13,9 @@ NUMBERS = 1 << 24  # of one array at a time
 CACHED = 1 << 20  # of the vectors of one round of Lanczos's method
 SHORT = 4  # steps: spans that are too short to gain from products for many pairs at once
 SMALL = 64  # rows: larger matrices are multiplied in float32, unless they come in float64
-EVERY = 4  # steps of Lanczos's method between two looks at what it has found
+EVERY = 3  # steps of Lanczos's method between two looks at what it has found
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}  # relative, of the squared norm between two looks
-REST = 16  # Lanczos's method ends when one pair in so many is still sought
+REST = 8  # Lanczos's method ends when one pair in so many is still sought
 BISECTIONS = 34
 
 
