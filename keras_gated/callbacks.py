@@ -18,6 +18,15 @@ from keras_gated.trajectory import measuring, recurrent_layers
 FLOOR = 1e-8  # of the profiles in histograms: below, a gradient does not reach
 
 
+def _opened(callback):
+    """The event file of a callback's run, with its charts."""
+    from keras_gated.dashboard import charts
+
+    file = event_file(os.path.join(callback.log_dir, callback.RUN))
+    file.add(0, time.time(), [charts(callback._charts())])
+    return file
+
+
 class TapCallback(keras.callbacks.Callback):
     """A callback that sees inside the training step (TensorFlow backend), through a reader of `keras_gated.tap`.
 
@@ -66,10 +75,7 @@ class TapCallback(keras.callbacks.Callback):
             names, tags = zip(*self._reader.missing, strict=True)
             self._warn(names, f"{', '.join(dict.fromkeys(tags))} is left out")
         if self._file is None:  # one for all fits: TensorBoard may read a second one out of order
-            from keras_gated.dashboard import charts
-
-            self._file = event_file(os.path.join(self.log_dir, self.RUN))
-            self._file.add(0, time.time(), [charts(self._charts())])
+            self._file = _opened(self)
         tap.join(self._reader, self.params)
         self._started_at = self._reader.next_step
 
@@ -221,7 +227,7 @@ class GradientFlow(TapCallback):
     - p10, p50, p90: percentiles over the time steps; first, last: the first and the last time step;
     - horizon: how many steps before the loss less than 1 % of the gradient there is left;
     - heatmap, at the end of an epoch: all time steps of its training steps, at most 512 (needs matplotlib);
-    - profile, at the end of an epoch: the mean over its training steps, as a histogram whose bars are time steps and
+    - profile, at the end of an epoch: the median over its training steps, as a histogram whose bars are time steps and
       whose heights are decades above 1e-8.
 
     Sequences of any length share 128 rows, from the first to the last time step.  A layer that a model calls more than
@@ -379,10 +385,7 @@ class GateActivity(keras.callbacks.Callback):
             self._measured, self._measure = self.model, measuring(self.model, gates)
         self._step = self._epoch_begin = steps_made(self.model.optimizer)
         if self._file is None:
-            from keras_gated.dashboard import charts
-
-            self._file = event_file(os.path.join(self.log_dir, self.RUN))
-            self._file.add(0, time.time(), [charts(self._charts())])
+            self._file = _opened(self)
         self._write()
 
     def _charts(self):

@@ -12,9 +12,10 @@ import numpy as np
 from keras_gated.error_signal import error_signal
 from keras_gated.gates import gate_activity, gate_names, retention_time
 from keras_gated.jacobians import spectrum
+from keras_gated.profiles import FADED
 from keras_gated.trajectory import layer_input, mean_of_valid, recurrent_layers
 
-FADED, GROWN = 0.01, 10.0  # of the error at the loss: below, it has vanished; above, it has exploded
+GROWN = 10.0  # times the error at the loss: above, it has exploded, as below FADED it has vanished
 SATURATED = 0.5  # share of units whose gate is shut or open
 BLOCKS = {1: "h", 3: "zrh", 4: "ifco"}
 SMALLEST = 1e-30  # norms below are too close to what float32 cannot hold to show a slope

@@ -78,12 +78,13 @@ class Equations(NamedTuple):
 
 
 def watched(states, probes, total_gradient):
-    """The states, unchanged.  Their probes are zeros of the same shapes, whose gradients are the total gradients."""
+    """The states, unchanged.  Their probes are zeros of the same shapes, in float32 at least, whose gradients are the
+    total gradients."""
 
     @ops.custom_gradient
     def identity(*tensors):
         def gradient(*d_states):
-            return *total_gradient(d_states), *d_states
+            return *(ops.cast(d, p.dtype) for d, p in zip(total_gradient(d_states), probes, strict=True)), *d_states
 
         return list(tensors[len(probes) :]), gradient
 
@@ -104,7 +105,7 @@ def together(x, probe, states):
 
     @ops.custom_gradient
     def spread(probe):
-        zeros = [ops.zeros((*ops.shape(x)[:2], *s.shape[1:]), s.dtype) for s in states]
+        zeros = [ops.zeros((*ops.shape(x)[:2], *s.shape[1:]), arithmetic_dtype(s.dtype)) for s in states]
 
         def gradient(*d_zeros):
             return ops.concatenate([norm(d, axes=2) for d in d_zeros], axis=-1)

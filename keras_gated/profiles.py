@@ -53,10 +53,10 @@ class Profiles(NamedTuple):
 
     def thinned(self, most):
         """At most so many, evenly chosen among the training steps."""
-        stride = 1
-        while np.sum(self.step % stride == 0) > most:
+        since, stride = self.step - self.step[:1], 1
+        while np.sum(since % stride == 0) > most:
             stride *= 2
-        return self.taken(self.step % stride == 0)
+        return self.taken(since % stride == 0)
 
     def taken(self, which):
         return Profiles(*(a[which] for a in self))

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_gated.equations import arithmetic_dtype
 from keras_gated.probe import probed, states
 from keras_gated.profiles import ROWS, Profiles, Source, time_of_row
+from keras_gated.ring import this_replica
 from keras_gated.tap import Reader
 from keras_gated.trajectory import find, recurrent_layers
 
@@ -109,8 +110,7 @@ class TimeStepReader(Reader):
 
 def _here():
     """The replica, and the graph that is made: Keras makes others in between, to see what a layer puts out."""
-    replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-    return int(replica), None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    return this_replica(), None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def watchable(model, chosen):

@@ -136,8 +136,22 @@ def test_every_step_of_every_layer_is_measured_as_by_hand(way, data, rng, tmp_pa
     assert_profiles(fit(model, data, tmp_path, **options), model, data)
 
 
-def test_half_precision_is_measured_unscaled(data, rng, tmp_path):
-    model = small(dtype="mixed_float16")
+def in_half_precision(cell):
+    x = keras.Input((None, D))
+    return keras.Model(x, K.Dense(1, dtype="float32")(K.RNN(cell(3, dtype="mixed_float16"), dtype="mixed_float16")(x)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: small(dtype="mixed_float16"),
+        lambda: in_half_precision(kg.LSTMCell),
+        lambda: in_half_precision(K.LSTMCell),
+    ],
+    ids=["layers", "RNN of our cell", "RNN of Keras's cell"],
+)
+def test_half_precision_is_measured_unscaled(make, data, rng, tmp_path):
+    model = make()
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=2.0**10)
     assert_profiles(fit(model, data, tmp_path, optimizer), model, data, rtol=0.05)
 
@@ -334,3 +348,5 @@ def test_thinning_keeps_evenly_spread_steps():
     kept = profiles.thinned(100).step
     assert 50 <= len(kept) <= 100 and set(np.diff(kept)) == {16}
     np.testing.assert_array_equal(profiles.thinned(1000).step, step)
+    odd = profiles.taken(step % 2 == 1).thinned(100).step  # of a layer that each second step calls
+    assert 50 <= len(odd) <= 100 and set(np.diff(odd)) == {16}
