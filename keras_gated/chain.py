@@ -7,6 +7,8 @@ Lanczos's method on (A_t B_k)ᵀ A_t B_k, for many pairs at once, so that its pr
 which it would take long, where singular values lie close together, and for short spans, A_t B_k is formed.
 """
 
+import functools
+
 import numpy as np
 
 NUMBERS = 1 << 24  # of one array at a time
@@ -15,8 +17,7 @@ SHORT = 4  # steps: spans that are too short to gain from products for many pair
 SMALL = 64  # rows: larger matrices are multiplied in float32, unless they come in float64
 EVERY = 3  # steps of Lanczos's method between two looks at what it has found
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}  # relative, of the squared norm between two looks
-REST = 8  # Lanczos's method ends when one pair in so many is still sought
-BISECTIONS = 34
+REST = 16  # Lanczos's method ends when one pair in so many is still sought
 
 
 def product_norms(J, part=slice(None)):
@@ -53,68 +54,87 @@ def product_norms(J, part=slice(None)):
 
 def _over_the_cut(J, chains, t, k, part):
     """‖A_t B_k‖ for the steps t (P, right) and k (P, left) on either side of P cuts: -> (P, right, left)."""
-    import tensorflow as tf
-
-    A = _running(lambda A, i: tf.matmul(J[chains, t[:, i]], A), J[chains, t[:, 0]], t.shape[1])
-    one = np.broadcast_to(np.eye(J.shape[-1], dtype=J.dtype), J[chains, 0].shape)
-    B = _running(lambda B, i: tf.matmul(B, J[chains, k[:, i - 1]]), one, k.shape[1])
-    (A, scale_A), (B, scale_B) = A, B
+    one = np.broadcast_to(np.eye(J.shape[-1], dtype=J.dtype), (len(t), 1, *J.shape[2:]))
+    A, scale_A = _in_graph(_products)(J[chains[:, None], t], from_the_right=False)
+    B, scale_B = _in_graph(_products)(np.append(one, J[chains[:, None], k[:, :-1]], axis=1), from_the_right=True)
     A, B = A[:, :, part], B[:, :, :, part]
     found = np.empty((len(t), t.shape[1], k.shape[1]))
-    width = max(1, CACHED // (len(t) * k.shape[1] * A.shape[-1]))
-    for i in range(0, t.shape[1], width):
-        some = A[:, i : i + width]
-        squares = np.zeros(found[:, i : i + width].shape)
+    width = max(1, min(t.shape[1], CACHED // (k.shape[1] * A.shape[-1])))
+    cuts = max(1, CACHED // (width * k.shape[1] * A.shape[-1]))
+    for p, i in np.ndindex(-(-len(t) // cuts), -(-t.shape[1] // width)):
+        here, steps = slice(p * cuts, (p + 1) * cuts), slice(i * width, (i + 1) * width)
+        some = A[here, steps], B[here]
+        squares = np.zeros(found[here, steps].shape)
         sought = np.ones(squares.shape, bool)
         if t.shape[1] + k.shape[1] > SHORT:
-            _by_lanczos(some, B, squares, sought)
-        _directly(some, B, squares, sought)
-        found[:, i : i + width] = np.sqrt(squares)
+            _by_lanczos(*some, squares, sought)
+        _directly(*some, squares, sought)
+        found[here, steps] = np.sqrt(squares)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return found * np.exp(scale_A[:, :, None] + scale_B[:, None, :])
+        return found * np.exp(scale_A.numpy()[:, :, None] + scale_B.numpy()[:, None, :])
 
 
-def _running(multiplied, first, count):
-    """A chain of products, each divided by its largest entry: (P, count, S, S), and the logarithms of the divisors."""
+@functools.cache
+def _in_graph(function):
     import tensorflow as tf
 
-    products, scales, total = [], [], 0.0
-    for i in range(count):
-        product = tf.convert_to_tensor(first) if i == 0 else multiplied(products[-1], i)
+    return tf.function(function, autograph=False, reduce_retracing=True)
+
+
+def _products(factors, from_the_right):
+    """The products of the first 1, 2, ... factors (P, count, S, S), each divided by its largest entry.
+
+    Returns:
+        (P, count, S, S); the logarithms of the divisors, (P, count) float64.
+    """
+    import tensorflow as tf
+
+    def multiplied(before, factor):
+        product, scale = before
+        product = tf.matmul(product, factor) if from_the_right else tf.matmul(factor, product)
         size = tf.reduce_max(tf.abs(product), axis=(1, 2), keepdims=True)
         size = tf.where(size > 0, size, 1)
-        total = total + np.log(size.numpy()[:, 0, 0].astype(np.float64))
-        products.append(product / size)
-        scales.append(total)
-    return tf.stack(products, axis=1), np.stack(scales, axis=1)
+        return product / size, scale + tf.math.log(tf.cast(size[:, 0, 0], scale.dtype))
+
+    P, S = tf.shape(factors)[0], tf.shape(factors)[-1]
+    empty = tf.eye(S, batch_shape=[P], dtype=factors.dtype), tf.zeros([P], tf.float64)
+    products, scales = tf.scan(multiplied, tf.transpose(factors, (1, 0, 2, 3)), empty)
+    return tf.transpose(products, (1, 0, 2, 3)), tf.transpose(scales)
 
 
 def _by_lanczos(A, B, squares, sought):
     """Fills in ‖A_t B_k‖², A (P, right, n, S) and B (P, left, S, n), where found; the rest, some, stay `sought`."""
     import tensorflow as tf
 
-    n, (P, right, left) = B.shape[-1], sought.shape
-    A_T, B_T = tf.linalg.matrix_transpose(A), tf.linalg.matrix_transpose(B)
+    n, (P, right, left), tolerance = B.shape[-1], sought.shape, TOLERANCE[A.dtype.name]
     start = np.random.default_rng(0).normal(size=n)
     v = tf.broadcast_to(tf.cast(start / np.linalg.norm(start), A.dtype), (P, left, right, n))
-    v_prev, beta, diagonal, beside = tf.zeros_like(v), tf.zeros((), A.dtype), [], []
-
-    def in_order(a):  # (P, left, right) -> (P, right, left)
-        return a.numpy()[..., 0].swapaxes(1, 2).astype(np.float64)
-
+    state, diagonal, beside = (v, tf.zeros_like(v), tf.zeros_like(v[..., :1])), [], []
     while np.count_nonzero(sought) > sought.size // REST and len(diagonal) < 2 * n:  # n would do, but for rounding
-        u = tf.matmul(tf.transpose(tf.matmul(v, B_T), (0, 2, 1, 3)), A_T)
+        state, alphas, betas = _in_graph(_lanczos_steps)(A, B, *state)
+        diagonal.extend(alphas.numpy().astype(np.float64))
+        beside.extend(betas.numpy().astype(np.float64))
+        new = largest_root([a[sought] for a in diagonal], [b[sought] for b in beside[:-1]], 0.1 * tolerance)
+        old, squares[sought] = squares[sought], new  # what was found stays: rounding would only repeat it
+        sought[sought] = new - old > tolerance * new
+
+
+def _lanczos_steps(A, B, v, v_prev, beta):
+    """A few steps: the state after them, and their a_j and b_j, each (EVERY, P, right, left)."""
+    import tensorflow as tf
+
+    alphas, betas = [], []
+    for _ in range(EVERY):
+        u = tf.matmul(tf.transpose(tf.matmul(v, B, transpose_b=True), (0, 2, 1, 3)), A, transpose_b=True)
         u = tf.matmul(tf.transpose(tf.matmul(u, A), (0, 2, 1, 3)), B)
         alpha = tf.reduce_sum(u * v, axis=-1, keepdims=True)
         u = u - alpha * v - beta * v_prev
         beta = tf.sqrt(tf.reduce_sum(u * u, axis=-1, keepdims=True))
         v_prev, v = v, u * tf.math.reciprocal_no_nan(beta)
-        diagonal.append(in_order(alpha))
-        if len(diagonal) % EVERY == 0:
-            new = largest_root([a[sought] for a in diagonal], [b[sought] for b in beside])
-            old, squares[sought] = squares[sought], new  # what was found stays: rounding would only repeat it
-            sought[sought] = new - old > TOLERANCE[A.dtype.name] * new
-        beside.append(in_order(beta))
+        alphas.append(alpha)
+        betas.append(beta)
+    alphas, betas = (tf.transpose(tf.stack(a)[..., 0], (0, 1, 3, 2)) for a in (alphas, betas))
+    return (v, v_prev, beta), alphas, betas
 
 
 def _directly(A, B, squares, sought):
@@ -132,7 +152,7 @@ def _directly(A, B, squares, sought):
         squares[p[some], t[some], k[some]] = np.maximum(roots[:, -1], 0)
 
 
-def largest_root(diagonal, beside):
+def largest_root(diagonal, beside, accuracy=1e-10):
     """The largest eigenvalue of symmetric tridiagonal matrices with no negative ones, by bisection.
 
     x lies above it where all d_j = x - a_j - b_{j-1}² / d_{j-1}, the pivots of x - matrix, are positive.
@@ -140,14 +160,15 @@ def largest_root(diagonal, beside):
     Args:
         diagonal: the a_j, m arrays of one shape.
         beside: the b_j, m - 1 arrays.
+        accuracy: relative.
 
     Returns:
-        An array of that shape, accurate to 1e-10 (relative).
+        An array of that shape.
     """
     a, b = np.stack(diagonal), np.stack([np.zeros_like(diagonal[0]), *beside])
     low, b2 = np.max(a, axis=0), b**2
     high = np.max(a + b + np.roll(b, -1, axis=0), axis=0)  # Gershgorin
-    for _ in range(BISECTIONS):
+    for _ in range(int(np.log2(3 / accuracy)) + 1):  # high is at most three times low
         x = 0.5 * (low + high)
         d, above = np.ones_like(x), True
         for a_j, b2_j in zip(a, b2, strict=True):
