@@ -46,7 +46,7 @@ ORDER = [
     "callbacks",
     "__main__",
 ]
-ALONE = ["bptt"]
+ALONE = ["bptt", "decoding"]
 
 
 def imported(tree):
