@@ -137,6 +137,13 @@ def test_a_finished_word_is_not_lost_when_unfinished_ones_pass_it():
     np.testing.assert_allclose(probability(generated), [0.18], rtol=1e-6)
 
 
+def test_two_that_end_leave_room_for_two_that_go_on():
+    """After "a." and "b." the third and fourth continuation are what goes on, and the fourth wins by the letter."""
+    words = {"a": 0.45, "b": 0.35, "ac": 0.11, "bcdefghi": 0.09}
+    generated = beam_search(spell, spellings(words), starts(1), 20, beam_width=2, length_penalty=1)
+    assert read(generated) == ["bcdefghi."] and np.isclose(probability(generated), 0.09)
+
+
 @pytest.mark.parametrize(("length_penalty", "word"), [(0, "ox."), (0.5, "ox."), (1, "bee."), (2, "bee.")])
 def test_the_length_penalty_divides_log_p_by_a_power_of_the_length(length_penalty, word):
     assert np.log(0.48) / 3**0.5 > np.log(0.42) / 4**0.5 and np.log(0.48) / 3 < np.log(0.42) / 4
@@ -476,6 +483,14 @@ def test_a_row_of_nan_is_seen_and_spares_the_others(generate):
     generated = generate(spell, state, starts(2), 5)
     assert not np.isfinite(generated.log_probability[0])
     assert read(generated)[1] == "on." and probability(generated)[1] == 1
+
+
+def test_beam_search_turns_back_where_nothing_is_possible():
+    """No token at all after "y": log softmax of -inf alone is NaN, which must neither win nor spoil the order."""
+    state = spellings(ANSWERS)
+    state.tree["log_p"][0, state.tree["child"][0, 0, LETTERS.index("y")]] = -np.inf
+    generated = beam_search(spell, state, starts(1), 5, beam_width=3)
+    assert read(generated) == ["no."] and np.isclose(probability(generated), 0.4)
 
 
 # Graphs
