@@ -1,15 +1,18 @@
 """Recurrent layers for Keras 3, written from the equations, that show you their gradients."""
 
-from keras_gated import bptt, clipping, gradients, weights
+from keras_gated import bptt, clipping, decoding, gradients, weights
+from keras_gated.attention import AdditiveAttention, MultiplicativeAttention
 from keras_gated.callbacks import GateActivity, GradientFlow, GradientNorms
 from keras_gated.cells.gru import GRU, GRUCell
 from keras_gated.cells.lstm import LSTM, LSTMCell
 from keras_gated.cells.simple_rnn import SimpleRNN, SimpleRNNCell
 from keras_gated.clipping import ClipNorm, suggest_max_norm
+from keras_gated.seq2seq import Seq2Seq
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdditiveAttention",
     "ClipNorm",
     "GRU",
     "GRUCell",
@@ -18,10 +21,13 @@ __all__ = [
     "GradientNorms",
     "LSTM",
     "LSTMCell",
+    "MultiplicativeAttention",
+    "Seq2Seq",
     "SimpleRNN",
     "SimpleRNNCell",
     "bptt",
     "clipping",
+    "decoding",
     "gradients",
     "suggest_max_norm",
     "weights",

@@ -24,6 +24,11 @@ ORDER = [
     "cells.simple_rnn",
     "cells.lstm",
     "cells.gru",
+    "attention",
+    "tokens",
+    "crossentropy",
+    "encoder_decoder",
+    "seq2seq",
     "weights",
     "clipping",
     "profiles",
@@ -46,7 +51,7 @@ ORDER = [
     "callbacks",
     "__main__",
 ]
-ALONE = ["bptt"]
+ALONE = ["bptt", "decoding"]
 
 
 def imported(tree):
