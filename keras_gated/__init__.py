@@ -1,6 +1,6 @@
 """Recurrent layers for Keras 3, written from the equations, that show you their gradients."""
 
-from keras_gated import bptt, clipping, gradients, weights
+from keras_gated import bptt, clipping, gradients, tasks, weights
 from keras_gated.callbacks import GateActivity, GradientFlow, GradientNorms
 from keras_gated.cells.gru import GRU, GRUCell
 from keras_gated.cells.lstm import LSTM, LSTMCell
@@ -24,5 +24,6 @@ __all__ = [
     "clipping",
     "gradients",
     "suggest_max_norm",
+    "tasks",
     "weights",
 ]
