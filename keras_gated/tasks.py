@@ -24,13 +24,13 @@ class Task(NamedTuple):
 def adding(rng, n, length, form="signed"):
     """The sum of two marked numbers.
 
-    "signed": Hochreiter & Schmidhuber (1997), experiment 4.  Pairs (value, marker), values in U[-1, 1], between length and
-    1.1 length of them.  The marker is 1 at one of the first ten pairs and at one of the first length/2 - 1 that are
-    then unmarked, -1 at the first and at the last pair, 0 elsewhere.  The target is 0.5 + (X1 + X2) / 4; if the first
-    pair is drawn it keeps its -1, and its X counts as 0.  An answer is right within 0.04.
+    "signed": Hochreiter & Schmidhuber (1997), experiment 4.  Pairs (value, marker), values in U[-1, 1], between
+    length and 1.1 length of them.  The marker is 1 at one of the first ten pairs and at one of the first length/2 - 1
+    that are then unmarked, -1 at the first and at the last pair, 0 elsewhere.  The target is 0.5 + (X1 + X2) / 4; if
+    the first pair is drawn it keeps its -1, and its X counts as 0.  An answer is right within 0.04.
 
-    "unit": Le, Jaitly & Hinton (2015), with markers as in Arjovsky, Shah & Bengio (2016).  Exactly length pairs, values in
-    U[0, 1), the marker is 1 once in each half and 0 elsewhere.  The target is X1 + X2.
+    "unit": Le, Jaitly & Hinton (2015), with markers as in Arjovsky, Shah & Bengio (2016).  Exactly length pairs,
+    values in U[0, 1), the marker is 1 once in each half and 0 elsewhere.  The target is X1 + X2.
 
     Args:
         rng: numpy Generator.
@@ -154,9 +154,9 @@ def temporal_order_chance(symbols=2):
 def counting(rng, n, length, symbols=2, shortest=1):
     """Which symbols may come next in a^m b^m, or a^m b^m c^m?
 
-    S a a a b b b: after S only a may come, after an a both a and b, then as many b (and c) as there were a, and at last
-    T.  m is uniform from shortest to length.  Gers & Schmidhuber (2001); Weiss, Goldberg & Yahav (2018); Suzgun, Belinkov
-    & Shieber (2018).
+    S a a a b b b: after S only a may come, after an a both a and b, then as many b (and c) as there were a, and at
+    last T.  m is uniform from shortest to length.  Gers & Schmidhuber (2001); Weiss, Goldberg & Yahav (2018); Suzgun,
+    Belinkov & Shieber (2018).
 
     Args:
         rng: numpy Generator.
@@ -207,8 +207,8 @@ def reber(rng, n, length=None):
 
     A string is B, T or P, a string of Reber's grammar, the same T or P, E: what came second must be remembered until
     the last symbol but one.  With a length, such strings follow each other without a sign, and nobody resets the
-    network in between (the continual form).  Hochreiter & Schmidhuber (1997), experiment 1; continual: Gers, Schmidhuber
-    & Cummins (2000).
+    network in between (the continual form).  Hochreiter & Schmidhuber (1997), experiment 1; continual: Gers,
+    Schmidhuber & Cummins (2000).
 
     Args:
         rng: numpy Generator.
