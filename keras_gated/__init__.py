@@ -1,6 +1,6 @@
 """Recurrent layers for Keras 3, written from the equations, that show you their gradients."""
 
-from keras_gated import bptt, clipping, decoding, gradients, weights
+from keras_gated import bptt, clipping, decoding, gradients, tasks, weights
 from keras_gated.attention import AdditiveAttention, MultiplicativeAttention
 from keras_gated.callbacks import GateActivity, GradientFlow, GradientNorms
 from keras_gated.cells.gru import GRU, GRUCell
@@ -30,5 +30,6 @@ __all__ = [
     "decoding",
     "gradients",
     "suggest_max_norm",
+    "tasks",
     "weights",
 ]

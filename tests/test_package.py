@@ -51,7 +51,7 @@ ORDER = [
     "callbacks",
     "__main__",
 ]
-ALONE = ["bptt", "decoding"]
+ALONE = ["bptt", "decoding", "tasks"]
 
 
 def imported(tree):
@@ -73,7 +73,9 @@ def test_imports_point_one_way(name):
     assert ours <= {m for m in before if not (name.startswith("cells.") and m.startswith("cells."))}
 
 
-@pytest.mark.parametrize("name", [*(m for m in MODULES if m.startswith("cells.")), "equations", "recurrence", "bptt"])
+@pytest.mark.parametrize(
+    "name", [*(m for m in MODULES if m.startswith("cells.")), "equations", "recurrence", "bptt", "tasks"]
+)
 def test_the_equations_know_no_backend(name):
     assert not {"tensorflow", "jax", "torch"} & {m.split(".")[0] for m in imported(MODULES[name])}
 
