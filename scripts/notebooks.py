@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes a notebook of each tutorial, in the folder notebooks/ (needs jupytext, an extra: pip install '.[tutorials]')."""
+"""Makes a notebook of each tutorial, in the folder notebooks/ (needs jupytext: pip install '.[tutorials]')."""
 
 import pathlib
 import sys
