@@ -53,11 +53,13 @@ class Worker:
 
 def run(entries, noted):
     """Runs entries of the plan in the same processes, and adds to each its "result", or as "failed" why not."""
-    libraries = ["tensorflow", "torch"] if entries[0]["name"] == "steps" else ["tensorflow"]
+    libraries = ["tensorflow", "torch"] if entries[0]["name"] in ("steps", "writers") else ["tensorflow"]
     workers = [Worker(library, entries[0]["setting"]) for library in libraries]
     try:
         for e in entries:
-            measure = {"steps": _steps, "masked_epoch": _epochs, "watched_epoch": _epochs}.get(e["name"], _alone)
+            measure = {"steps": _steps, "writers": _steps, "masked_epoch": _epochs, "watched_epoch": _epochs}.get(
+                e["name"], _alone
+            )
             e["result"] = measure(workers, e, lambda text, e=e: noted(e, text))
     except (RuntimeError, json.JSONDecodeError) as failure:
         for e in entries:
@@ -73,13 +75,13 @@ def _alone(workers, e, noted):
 
 
 def _steps(workers, e, noted):
-    """{"train" | "infer": {contender: {"ms": [one per round], "error": ...} or {"reason": ...}}}"""
+    """{mode, such as "train": {contender: {"ms": [one per round], "error": ...} or {"reason": ...}}}"""
     arguments = dict(e["arguments"])
     rounds, seconds, modes = arguments.pop("rounds"), arguments.pop("seconds"), arguments.pop("modes")
     owner, outcomes = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for worker in workers:
-            of_worker = worker.ask("steps", noted, reference=f"{folder}/ours.npz", **arguments)
+            of_worker = worker.ask(e["name"], noted, reference=f"{folder}/ours.npz", **arguments)
             owner |= dict.fromkeys(of_worker, worker)
             outcomes |= of_worker
     ready = {name: owner[name] for name, outcome in outcomes.items() if "reason" not in outcome}

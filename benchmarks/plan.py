@@ -10,8 +10,11 @@ SHAPES = (  # (B, T, D, N)
     (16, 2000, 8, 32),
 )
 QUICK_SHAPES = ((32, 20, 32, 64),)
-PARTS = ("grid", "masked", "lengths", "first", "memory", "growth", "threads", "callbacks")
+PARTS = ("grid", "masked", "lengths", "first", "memory", "growth", "threads", "callbacks", "sequences")
 MODES = ("train", "infer")
+WRITING = ("train", "greedy", "beam")
+WIDTH = 5  # of the beam
+SEQUENCES = (64, 20, 60, 256)  # B, T, vocabulary, units of encoder and decoder
 WATCHED = (16, 12, 8, 16)  # two LSTMs, steps of 2 to 5 ms
 WATCHED_STEPS = 1000  # of an epoch, at whose end heat maps are drawn
 MASKED = (64, 100, 32, 64)
@@ -50,6 +53,7 @@ def processes(parts, cells, shapes, rounds, seconds):
             planned += _of_cell(cell, shapes, timing)
     for layer in ("ours", "keras"):
         planned.append(entry("callbacks", "watched_epoch", cell="LSTM", contender=layer, shape=WATCHED, rounds=rounds))
+    planned.append(entry("sequences", "writers", cell="LSTM", shape=SEQUENCES, modes=WRITING, **timing))
     return [[e] for part in parts for e in planned if e["part"] == part]
 
 

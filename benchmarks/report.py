@@ -14,7 +14,7 @@ from rich import table as rich_table
 
 from benchmarks import comparison
 from benchmarks.comparison import KERAS, PRODUCTS, TORCH, against_fastest, geometric_mean, ms, of_part, ratio
-from benchmarks.plan import WATCHED_STEPS
+from benchmarks.plan import WATCHED_STEPS, WIDTH
 
 NONE = "–"
 EXPLAINED = (
@@ -62,6 +62,7 @@ def tables(results):
         _growth(results, "N"),
         _threads(results),
         _callbacks(results),
+        _sequences(results),
     ]
     return [table for table in made if table.groups]
 
@@ -200,6 +201,27 @@ def _callbacks(results):
     columns = ("two LSTMs", "B,T,D,N", "a step without,\nms", "GradientNorms\nadds", "with GradientFlow,\nboth add")
     notes = f"model.fit, events and the heat maps at the end of each {WATCHED_STEPS:,} steps included."
     return Table("What the callbacks cost", columns, [rows] if rows else [], notes)
+
+
+def _sequences(results):
+    rows = []
+    for r in of_part(results, "sequences"):
+        B, T, *_ = r["arguments"]["shape"]
+        for mode, what in (("train", "training step"), ("greedy", "greedy"), ("beam", f"beam of {WIDTH}")):
+            measured = r["result"][mode]
+            usual, torch = (_number(ratio(measured, name)) for name in ("keras", "torch"))
+            best = _with_kind(*against_fastest(measured, ("keras", "keras, on batch", "keras, jit")))
+            a_second = f"{B * T / ms(measured, 'ours') * 1e3:,.0f}"
+            rows.append((what, _shape(r), _number(ms(measured, "ours")), a_second, usual, best, torch))
+    columns = (
+        *("encoder-decoder", "B,T,V,N", "ours,\nms", "tokens\na second"),
+        *("Keras\n/ ours", "Keras,\nat its best", "torch\n/ ours"),
+    )
+    notes = (
+        "Two LSTMs. Keras and torch: of keras.layers and torch.nn, with a Python loop over tokens; Keras's usual one "
+        "calls predict, a faster one predict_on_batch (on batch; jit: compiled with jit_compile=True)."
+    )
+    return Table("Training and writing sequences", columns, [rows] if rows else [], notes)
 
 
 def _by_cell(results):

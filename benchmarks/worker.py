@@ -18,6 +18,7 @@ import warnings
 import numpy as np
 
 from benchmarks.problem import Problem
+from benchmarks.sequences import Sequences
 
 TOLERANCE = 1e-4  # of the largest value of an array, float32
 PATIENCE = 240  # seconds of processor time until a contender that is still compiling is given up
@@ -58,6 +59,29 @@ def steps(cell, shape, reference, only=None):
             if "reason" not in outcomes[name]:
                 calls[name, "train"], calls[name, "infer"] = contender.train, contender.infer
     return outcomes
+
+
+def writers(cell, shape, reference):
+    """Prepares the encoder-decoders of `cell`, LSTM; the loss of two training steps and what is written is compared."""
+    calls.clear()
+    repeats.clear()
+    outcomes = {}
+    for name, make in _writers(Sequences(shape)).items():
+        note(f"{name}: first call")
+        writer = make()
+        arrays = [np.array([writer.train(), writer.train()], float), writer.greedy(), writer.beam()]
+        outcomes[name] = _compared(name, [np.asarray(a) for a in arrays], reference)
+        if "reason" not in outcomes[name]:
+            calls.update({(name, mode): call for mode, call in writer._asdict().items()})
+    return outcomes
+
+
+def _writers(problem):
+    if LIBRARY == "torch":
+        from benchmarks.writers_with_torch import writers
+    else:
+        from benchmarks.writers_with_tensorflow import writers
+    return writers(problem)
 
 
 def _contenders(problem):
@@ -205,7 +229,8 @@ def _set_threads():
 def main():
     _set_threads()
     signal.signal(signal.SIGCONT, lambda *_: suspended.append(True))
-    commands = {f.__name__: f for f in (steps, masked_epoch, watched_epoch, timing, lengths_epoch, first_call, memory)}
+    known = steps, masked_epoch, watched_epoch, writers, timing, lengths_epoch, first_call, memory
+    commands = {f.__name__: f for f in known}
     for line in sys.stdin:
         name, arguments = json.loads(line)
         print(json.dumps({"result": commands[name](**arguments)}), flush=True)

@@ -19,7 +19,7 @@ def measured(e, rng):
     )
     of_modes = {mode: timed(rng) for mode in e["arguments"].get("modes", ())}
     watched = {name: {"ms": list(rng.uniform(1, 9, 5))} for name in ("no callback", "GradientNorms", "both")}
-    results = {"steps": of_modes, "masked_epoch": timed(rng), "watched_epoch": watched}
+    results = {"steps": of_modes, "writers": of_modes, "masked_epoch": timed(rng), "watched_epoch": watched}
     return {**e, "result": results.get(e["name"], {**alone, "programs": 7})}
 
 
@@ -47,7 +47,7 @@ def test_no_measurement_is_planned_twice(results):
 
 def test_all_that_is_planned_is_in_the_tables(results):
     titles = [table.title for table in report.tables(results)]
-    assert len(titles) == 11
+    assert len(titles) == 12
     for table in report.tables(results):
         assert all(len(row) == len(table.columns) for rows in table.groups for row in rows), table.title
     train = report.tables(results)[0]
