@@ -10,9 +10,9 @@
 #
 # $$p(y_1, \dots, y_{T'} \mid x_1, \dots, x_T) = \prod_{t=1}^{T'} p(y_t \mid y_1, \dots, y_{t-1}, c)$$
 #
-# As it stands, this trains a GRU for six epochs, about a minute on two quiet cores. `python
-# tutorials/08_addition.py --full` trains a GRU and an LSTM for thirty, as was published; that takes about ten
-# minutes.
+# As it stands, this trains an LSTM for six epochs, about a minute and a half on two quiet cores. `python
+# tutorials/08_addition.py --full` trains an LSTM and a GRU for thirty, as was published; that takes a quarter of
+# an hour.
 
 # %% [markdown]
 # ## 50,000 pairs
@@ -99,7 +99,7 @@ class HeldOut(keras.callbacks.Callback):
 
 
 curves, models = {}, {}
-for cell in ["gru", "lstm"] if FULL else ["gru"]:
+for cell in ["lstm", "gru"] if FULL else ["lstm"]:
     print(cell)
     models[cell], measured = build(cell), HeldOut()
     models[cell].fit(
@@ -119,22 +119,23 @@ import pathlib
 import matplotlib.pyplot as plt
 
 figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-for (cell, accuracy), style in zip(curves.items(), ("-", "--"), strict=False):
-    axes.plot(range(1, len(accuracy) + 1), accuracy, style, label=f"Seq2Seq, {cell}, 128 units")
-axes.plot([10, 29], [0.9774, 0.9883], "k^", label="Keras's example as published (LSTM)")
-axes.set(xlabel="epoch", ylabel="letters right, held-out queries", ylim=(None, 1))
-axes.legend(frameon=False, loc="lower right")
+for cell, style in zip(curves, ("-", "--"), strict=False):
+    epochs = range(1, len(curves[cell]) + 1)
+    axes.plot(epochs, 1 - np.array(curves[cell]), style, label=f"Seq2Seq, {cell.upper()} of 128 units")
+axes.plot([10, 29], [1 - 0.9774, 1 - 0.9883], "k^", label="Keras's example as published, LSTM of 128 units")
+axes.set(xlabel="epoch", ylabel="share of letters wrong", yscale="log", title="Answers to 5,000 queries held out")
+axes.legend(frameon=False)
 pathlib.Path("logs").mkdir(exist_ok=True)
 figure.savefig("logs/08_addition.png", dpi=130)
 
 # %% [markdown]
 # ## Does it know when it is wrong?
 #
-# Each answer comes with its log-probability, the sum of log p of its letters. Where it is sure, it should be
-# right more often.
+# Each answer comes with its log-probability, the sum of log p of its letters. Of the half that it is surer of,
+# more should be right.
 
 # %%
-model = models["gru"]
+model = models["lstm"]
 answers, log_probability = model.generate(source[held_out], max_length=5)
 right = (places(answers) == places(target[held_out, 1:])).all(axis=1)
 for n in range(8):
@@ -149,11 +150,9 @@ print(f"of the surer half {right[sure].mean():.1%} are right, of the other half 
 # %%
 for cell, accuracy in curves.items():
     print(f"{cell}: {accuracy[-1]:.4f} after {len(accuracy)} epochs, best {max(accuracy):.4f}")
-    if FULL:
-        assert max(accuracy[:12]) >= 0.95, "0.95 of the letters by the twelfth epoch"
-        assert max(accuracy) >= 0.97, "0.97 at best"
-    assert max(accuracy) >= 0.8, "four letters out of five after six epochs"
-assert right[sure].mean() > right[~sure].mean() + 0.1
+    assert max(accuracy[:12]) >= 0.95
+    assert max(accuracy) >= 0.97 or not FULL
+assert right[sure].mean() > right[~sure].mean()
 
 # %% [markdown]
 # ## Exercises
