@@ -7,7 +7,7 @@ from cells import arrays
 from keras import ops
 
 from keras_gated.crossentropy import Perplexity, SequenceAccuracy, TokenAccuracy, TokenCrossentropy
-from keras_gated.tokens import array, arranged, pair, target_array, teacher_forcing
+from keras_gated.tokens import arranged, array, pair, target_array, teacher_forcing
 
 START, END, V = 1, 2, 6
 
