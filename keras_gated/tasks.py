@@ -8,6 +8,7 @@ answers.
     x, y, mask = tasks.temporal_order(np.random.default_rng(0), n=1000, length=100)
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -107,7 +108,7 @@ def copy_memory(rng, n, length, symbols=8, copied=10):
 
 def copy_memory_baseline(length, symbols=8, copied=10):
     """Cross-entropy, a step, without memory: nothing for blanks, ln 8 for each symbol; 10 ln 8 / (length + 20)."""
-    return copied * np.log(symbols) / (length + 2 * copied)
+    return copied * math.log(symbols) / (length + 2 * copied)
 
 
 def temporal_order(rng, n, length, symbols=2):
