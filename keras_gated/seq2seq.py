@@ -104,9 +104,11 @@ class Seq2Seq(keras.Model):
         self.start_token, self.end_token = start_token, end_token
         sizes = embedding_dim or units, units, cell, layers
         policy = self.dtype_policy
-        self.encoder = Encoder(source_vocabulary, *sizes, bidirectional, dropout, attention is not None, policy)
-        impossible = sorted({PADDING, start_token} - {end_token})
-        self.decoder = Decoder(target_vocabulary, *sizes, attention, dropout, self.encoder.features, impossible, policy)
+        with keras.name_scope("encoder"):  # the paths of weights, which logs and tags are called after
+            self.encoder = Encoder(source_vocabulary, *sizes, bidirectional, dropout, attention is not None, policy)
+        impossible, features = sorted({PADDING, start_token} - {end_token}), self.encoder.features
+        with keras.name_scope("decoder"):
+            self.decoder = Decoder(target_vocabulary, *sizes, attention, dropout, features, impossible, policy)
         self.built = True
 
     def call(self, inputs, training=False):

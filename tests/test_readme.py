@@ -15,11 +15,14 @@ LABELS = """
 """.split()
 
 
-def test_the_example_runs(tmp_path, monkeypatch, capsys):
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["layers", "sequences"])
+def test_an_example_runs(example, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
-    assert (tmp_path / "logs/example/gradients").is_dir()
+    assert (tmp_path / "logs/example/gradients").is_dir() == ("logs/example" in example)
 
 
 @pytest.mark.parametrize("label", LABELS)
