@@ -11,7 +11,7 @@ README = (ROOT / "README.md").read_text()
 LABELS = """
     rnn-hidden rnn-output rnn-loss-grad rnn-jacobian rnn-jacobian-bound rnn-clip rnn-bptt
     rnn-lstm-f rnn-lstm-i rnn-lstm-o rnn-lstm-ctilde rnn-lstm-c rnn-lstm-h rnn-lstm-cec
-    rnn-gru-z rnn-gru-r rnn-gru-htilde rnn-gru-h rnn-bidir rnn-bidir-out
+    rnn-gru-z rnn-gru-r rnn-gru-htilde rnn-gru-h rnn-bidir rnn-bidir-out rnn-seq2seq
 """.split()
 
 
