@@ -6,8 +6,14 @@ source scripts/environment.sh
 environment test
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
-.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal "$@"
-if [ $# -eq 0 ]; then
+run() {
+  .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal "$@"
+}
+if [ $# -gt 0 ]; then
+  run "$@"
+else
+  run tests/test_[a-l]*.py  # in two runs, as a process never gives back the programs that it has compiled
+  run tests/test_[m-z]*.py
   ./scripts/oldest.sh
   ./scripts/backends.sh jax
 fi
