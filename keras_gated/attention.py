@@ -115,7 +115,8 @@ class Attention(keras.layers.Layer):
         return self.add_weight(name=name, shape=shape, initializer="glorot_uniform")
 
     def _tensor(self, weight):
-        return ops.cast(weight, self.arithmetic_dtype)
+        """As Keras hands it to a layer that is called, whoever calls."""
+        return ops.cast(ops.cast(weight, self.compute_dtype), self.arithmetic_dtype)
 
     def compute_mask(self, query, previous_mask=None):
         return backend.get_keras_mask(query)

@@ -11,6 +11,8 @@ not, and that both are the same function, in half precision, too.
 Axes: B batch, T time, N units, V vocabulary.
 """
 
+import contextlib
+import functools
 from typing import NamedTuple
 
 import keras
@@ -79,9 +81,10 @@ class Encoder(keras.layers.Layer):
 
     def call(self, source, training=False):
         valid = source != PADDING
-        x, states, bridges = self.embedding(source), [], iter(self.bridges)
-        for layer in self.recurrent:
-            x, *final = layer(x, mask=valid, training=training)
+        x, states, bridges = source, [], iter(self.bridges)
+        for n, layer in enumerate(self.recurrent):
+            run = layer if n else functools.partial(_embedded, self.embedding, layer)
+            x, *final = run(x, mask=valid, training=training)
             if self.bridges:
                 both = zip(final[: len(final) // 2], final[len(final) // 2 :], strict=True)
                 final = [next(bridges)(ops.concatenate(pair, axis=-1)) for pair in both]
@@ -138,9 +141,10 @@ class Decoder(keras.layers.Layer):
         return State(states, () if self.attention is None else self.attention.memory(outputs, valid))
 
     def call(self, tokens, state, valid=None, training=False):
-        x = self.embedding(tokens)
-        for layer, states in zip(self.recurrent, state.layers, strict=True):
-            x = layer(x, initial_state=list(states), mask=valid, training=training)
+        x = tokens
+        for n, (layer, states) in enumerate(zip(self.recurrent, state.layers, strict=True)):
+            run = layer if n else functools.partial(_embedded, self.embedding, layer)
+            x = run(x, initial_state=list(states), mask=valid, training=training)
         return self._read_out(x, state.memory, training)
 
     def step(self, tokens, state):
@@ -177,6 +181,20 @@ class Logits(keras.layers.Dense):
 
     def get_config(self):
         return {**super().get_config(), "impossible": list(self.impossible)}
+
+
+def _embedded(embedding, layer, tokens, training=False, **given):
+    """layer(embedding(tokens)).  In training a small vocabulary is multiplied by W first: see `Recurrent.behind`."""
+    directions = [layer.forward_layer, layer.backward_layer] if hasattr(layer, "forward_layer") else [layer]
+    V, D = embedding.embeddings.shape
+    if not training or 2 * V > D or directions[0].cell.dropout or keras.backend.backend() != "tensorflow":
+        return layer(embedding(tokens), training=training, **given)
+    one_hot = ops.take(ops.eye(V, dtype=embedding.compute_dtype), tokens, axis=0)
+    table = ops.cast(embedding.embeddings, embedding.compute_dtype)
+    with contextlib.ExitStack() as stack:
+        for direction in directions:
+            stack.enter_context(direction.behind(table))
+        return layer(one_hot, training=training, **given)
 
 
 def _layer(cell, units, dropout, **options):

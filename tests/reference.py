@@ -99,3 +99,59 @@ def run(step, x, states, weights, mask=None, go_backwards=False, zero_output_for
         outputs.append(row)
         finals.append(state)
     return np.array(outputs), [np.array(s) for s in zip(*finals, strict=True)]
+
+
+def additive(W, U, w):
+    """Bahdanau et al. (2015)."""
+    return lambda q, v: w @ np.tanh(q @ W + v @ U)
+
+
+def multiplicative(U):
+    """Luong et al. (2015), "general"."""
+    return lambda q, v: q @ (v @ U)
+
+
+def attention(score, query, values, valid):
+    """-> context (D_v,) and weights (T_v,) of one query (D_q,)."""
+    weights = np.zeros(len(values))
+    for s in np.flatnonzero(valid):
+        weights[s] = np.exp(score(query, values[s]))
+    weights = weights / (weights.sum() or 1)
+    return sum(a * v for a, v in zip(weights, values, strict=True)), weights
+
+
+def encoder(source, embedding, layers, bridges):
+    """-> the outputs of the uppermost layer (T, D) and the states of each, of one source.
+
+    Args:
+        layers: for each its directions, (step, number of states, weights) each.
+        bridges: for each, (W, b) for each state; or none.
+    """
+    x, valid, states = embedding[source], source != 0, []
+    for n, directions in enumerate(layers):
+        results = []
+        for backward, (step, number, weights) in enumerate(directions):
+            first = [np.zeros((1, len(weights[1]))) for _ in range(number)]
+            y, finals = run(step, x[None], first, weights, valid[None], backward, len(directions) == 2)
+            results.append((y[0][::-1] if backward else y[0], [s[0] for s in finals]))
+        x = np.concatenate([y for y, _ in results], axis=1)
+        finals = [np.concatenate(s) for s in zip(*(s for _, s in results), strict=True)]
+        states.append([s @ W + b for s, (W, b) in zip(finals, bridges[n], strict=True)] if bridges else finals)
+    return x, states
+
+
+def decoder(target, impossible, states, values, valid, embedding, layers, score, W_c, W_s, b_s):
+    """Π_t p(y_t | y_1 .. y_{t-1}, c), the chain rule, as a sum of logarithms; of one target <s> .. </s>."""
+    total, states = 0.0, [list(s) for s in states]
+    for before, token in zip(target[:-1], target[1:], strict=True):
+        x = embedding[before]
+        for n, (step, _, weights) in enumerate(layers):
+            states[n] = step(x, *states[n], *weights)
+            x = states[n][0]
+        if score is not None:
+            context, _ = attention(score, x, values, valid)
+            x = np.tanh(np.concatenate([x, context]) @ W_c)
+        p = np.exp(x @ W_s + b_s)
+        p[impossible] = 0
+        total += np.log(p[token] / p.sum())
+    return total
