@@ -12,8 +12,8 @@
 # (q_t is the decoder's state). We train the same model with and without, and let both write greedily and by beam
 # search.
 #
-# As it stands, each model sees the words three times, which takes about a minute on two quiet cores. `python
-# tutorials/09_attention.py --full` lets them see the words fifteen times.
+# As it stands, each model sees the words three times, which takes about a minute and a half on two quiet cores.
+# `python tutorials/09_attention.py --full` lets them see the words fifteen times.
 
 # %% [markdown]
 # ## 44,000 words
@@ -118,10 +118,13 @@ for name, model in models.items():
         print(f"{name:<14}{strategy:<8}{row}{likelihood[name, strategy]:>12.2f}")
 
 # %% [markdown]
-# For scale: Rao et al. (2015) have 25.8 % of words wrong with a deep bidirectional LSTM trained by CTC, and 21.3
-# % together with an n-gram model. That is not the same task. They train on the whole dictionary, words of any
-# length, about three times as many; they test on another split; an answer may agree with any listed
-# pronunciation, here with the first alone; and their network is several times as large.
+# After fifteen rounds (`--full`) attention has 10.4 % of the phonemes and 36 % of the words wrong, the other
+# model 13.3 % and 44 %; beam search gains half a percent at most.
+#
+# For scale: Rao et al. (2015) have 25.8 % of the words wrong with a deep bidirectional LSTM trained by CTC, and
+# 21.3 % together with an n-gram model. That is not the same task: they learn from more than twice as many words,
+# of any length, and are tested on others, long ones too; and where a word has several pronunciations it is usual
+# there that any of them is right, here the first alone.
 
 # %% [markdown]
 # ## Where it looks
@@ -168,5 +171,7 @@ for name in models:
 # %% [markdown]
 # ## Exercises
 #
-# 1. Ask `model.score` for log p of P L AE T OW and of P L AE T UW, given "plateau".
-# 2. Take "multiplicative" attention (Luong et al. 2015).
+# 1. The figure's model may say P L EY T OW for "plateau", the dictionary says P L AE T OW. Ask `model.score` for
+#    log p of both. (-1.1 and -4.1 after three rounds.)
+# 2. Take "multiplicative" attention (Luong et al. 2015). (Greedily 12.6 % of the phonemes are wrong after three
+#    rounds, with the additive one 11.7 %.)
