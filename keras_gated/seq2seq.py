@@ -176,13 +176,13 @@ class Seq2Seq(keras.Model):
         super()._symbolic_build(data_batch=((source, target), labels, None))
 
     def _checked(self, x, y):
-        """x and y of fit: where they are arrays, checked and as one pair."""
+        """x and y of fit, where they are arrays checked and apart: of x alone, Keras would lose the sample_weight."""
         if y is None and not is_concrete(x):
             return x, y
         source, target = pair(x, y)
         if is_concrete(source) and is_concrete(target):
             source, target = self._source(source), self._target(target)
-        return (source, target), None
+        return source, target
 
     def _source(self, source):
         return array(source, "source", self.source_vocabulary)

@@ -64,7 +64,7 @@ def test_one_batch_at_a_time(rng):
     one, other = compiled(), compiled()
     one.fit((source, target), batch_size=8, verbose=0)
     other.train_on_batch(source, target)
-    assert_close(other.get_weights(), one.get_weights(), 0)
+    assert_close(other.get_weights(), one.get_weights(), 1e-4)
     logs = one.test_on_batch(source, target, return_dict=True)
     assert logs == pytest.approx(one.evaluate((source, target), verbose=0, return_dict=True), rel=1e-6)
     assert one.predict((source, target), verbose=0).shape == (8, 5, V)
@@ -80,6 +80,7 @@ def test_logs_are_of_valid_tokens_of_the_whole_epoch(rng, tf):
 
     shape = tf.TensorSpec((None, None), "int32")
     dataset = tf.data.Dataset.from_generator(generator, output_signature=(shape, shape))
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(3))
     logs = model.evaluate(dataset, verbose=0, return_dict=True)
     scores = [model.score(*part) for part in parts]
     counts = [np.count_nonzero(target[:, 1:]) for _, target in parts]
@@ -104,12 +105,11 @@ def test_padding_changes_nothing_and_only_padding_is_0(rng):
 def test_weights_of_rows_and_of_tokens(rng):
     source, target = pairs(rng, 16)
     kept = np.arange(16) % 3 > 0
-    model = compiled()
-    expected = model.evaluate((source[kept], target[kept]), verbose=0, return_dict=True)
+    expected = compiled().evaluate((source[kept], target[kept]), verbose=0, return_dict=True)
     by_token = kept[:, None] * np.ones(target.shape)
     by_token[:, 0] = 9  # the start token is not asked for
     for sample_weight in (kept.astype("float32"), by_token):
-        logs = model.evaluate((source, target), sample_weight=sample_weight, verbose=0, return_dict=True)
+        logs = compiled().evaluate((source, target), sample_weight=sample_weight, verbose=0, return_dict=True)
         for name in ("perplexity", "token_accuracy", "sequence_accuracy"):
             assert logs[name] == pytest.approx(expected[name], rel=1e-5)
     doubled = weights_after(compiled(), (source, target), sample_weight=np.full(16, 2.0), batch_size=16)
@@ -137,8 +137,8 @@ def test_a_loss_and_metrics_of_ones_own_see_labels_and_mask(rng):
 def test_data_that_is_wrong(data, rng):
     source, target = pairs(rng, 8)
     given, options, message = {
-        "source": (source, {}, r"expects pairs of arrays.*received x of shape \(8, 4\)"),
-        "three": ((source, target, target), {}, "expects pairs of arrays"),
+        "source": (source, {}, r"expects pairs.*received x of shape \(8, 4\)"),
+        "three": ((source, target, target), {}, "expects pairs"),
         "weights": ((source, target), {"class_weight": {1: 2.0}}, "no class_weight"),
         "target": ((source, target[:, 1:]), {}, "start token 1"),
     }[data]
@@ -157,13 +157,14 @@ def test_it_learns_under_a_clip_and_is_watched(options, rng, tf, tmp_path):
     assert len(norms.records.raw) == 96 and np.all(norms.records.raw > 0)
     labels = {label.removesuffix("/c") for label in flow.records}
     assert {"encoder/layer_0", "decoder/layer_0"} <= labels or {"decoder/layer_0", "decoder/layer_1"} <= labels
-    assert all(np.nanmax(record.norms) > 0 for record in flow.records.values())
+    assert all(np.all(record.p50 > 0) for record in flow.records.values())
 
 
 def test_it_trains_compiled_as_a_whole(rng, tf):
     source, target = pairs(rng, 16)
-    plain = weights_after(compiled(model_options=FULL), (source, target))
-    whole = weights_after(compiled(model_options=FULL, jit_compile=True), (source, target))
+    options = {"bidirectional": True, "attention": "additive"}
+    plain = weights_after(compiled(model_options=options), (source, target))
+    whole = weights_after(compiled(model_options=options, jit_compile=True), (source, target))
     assert_close(whole, plain, 1e-5)
 
 
@@ -200,7 +201,7 @@ def test_inside_another_model(rng, tmp_path):
         {"cell": kg.GRU},
         {"cell": kg.LSTMCell},
         {"cell": kg.LSTMCell(6, forget_bias=3.0, recurrent_dropout=0.25), "start_token": 3, "end_token": 4},
-        {**FULL, "dropout": 0.1, "embedding_dim": 3, "dtype": "bfloat16", "name": "translator"},
+        {**FULL, "dropout": 0.1, "embedding_dim": 3, "dtype": "mixed_bfloat16", "name": "translator"},
     ],
 )
 def test_its_configuration_is_complete(options):
