@@ -93,7 +93,7 @@ def walk(model, source, target):
     return total, np.stack(arrays(all_logits), axis=1)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("mixed_float16", 1e-3)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("mixed_float16", 1e-4)])
 def test_a_step_is_what_the_sweep_does(name, dtype, tolerance, rng):
     """Of half precision a step may round as the sweep does, but not its state, too: 30 steps of that would differ."""
     model = make(name, rng, dtype=dtype)
@@ -176,9 +176,11 @@ def test_what_is_generated_has_the_score_it_says(name, options, rng, tf):
     assert not tokens[ended].any() and tokens[~ended].all()
 
 
-def test_beam_search_that_keeps_all_finds_the_likeliest(rng, tf):
-    model, target = make("lstm", rng, 1.5), all_targets(4)
+def test_beam_search_that_keeps_all_finds_the_likeliest(tf):
+    model, target = make("gru", np.random.default_rng(0), 1.0), all_targets(4)
+    model.decoder.logits.bias.assign(np.zeros(V_Y))  # or the end comes too soon for a choice
     found = model.generate(SOURCE, 4, "beam", beam_width=V_Y**4)
+    assert (found.tokens != model.generate(SOURCE, 4).tokens).any()
     for source, tokens, log_p in zip(SOURCE, *found, strict=True):
         scores = model.score(np.repeat(source[None], len(target), axis=0), target)
         assert tokens.tolist() == target[scores.argmax(), 1:].tolist() and log_p == pytest.approx(scores.max(), 1e-5)
