@@ -86,8 +86,7 @@ def sample(step, state, start, max_length, end_token=2, temperature=1.0, top_k=N
         seed = keras.random.randint((2,), -(2**31), 2**31 - 1, "int32", seed)
 
     def draw(log_p, t):
-        log_q = (log_p - tf.reduce_max(log_p, -1, keepdims=True)) / temperature  # 0 at the likeliest, never inf - inf
-        return _draw(log_q, top_k, top_p, tf.random.experimental.stateless_fold_in(seed, t))
+        return _draw(log_p / temperature, top_k, top_p, tf.random.experimental.stateless_fold_in(seed, t))
 
     return _in_a_graph(_one_by_one, step, state, start, max_length, end_token, draw)
 

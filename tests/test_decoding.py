@@ -137,6 +137,13 @@ def test_a_finished_word_is_not_lost_when_unfinished_ones_pass_it():
     np.testing.assert_allclose(probability(generated), [0.18], rtol=1e-6)
 
 
+def test_two_that_end_leave_room_for_two_that_go_on():
+    """After "a." and "b." the third and fourth continuation are what goes on, and the fourth wins by the letter."""
+    words = {"a": 0.45, "b": 0.35, "ac": 0.11, "bcdefghi": 0.09}
+    generated = beam_search(spell, spellings(words), starts(1), 20, beam_width=2, length_penalty=1)
+    assert read(generated) == ["bcdefghi."] and np.isclose(probability(generated), 0.09)
+
+
 @pytest.mark.parametrize(("length_penalty", "word"), [(0, "ox."), (0.5, "ox."), (1, "bee."), (2, "bee.")])
 def test_the_length_penalty_divides_log_p_by_a_power_of_the_length(length_penalty, word):
     assert np.log(0.48) / 3**0.5 > np.log(0.42) / 4**0.5 and np.log(0.48) / 3 < np.log(0.42) / 4
@@ -281,7 +288,7 @@ def test_top_p_counts_the_mass_at_that_temperature_and_among_top_k():
     assert_frequencies(frequencies(HALVES, seed=6, top_p=0.6, top_k=2), {"b": 1.0})  # 0.5 / 0.75 reaches 0.6
 
 
-@pytest.mark.parametrize("options", [{"top_k": 1}, {"temperature": 1e-30}, {"top_p": 1e-6}], ids=str)
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"temperature": 2e-38}, {"top_p": 1e-6}], ids=str)
 def test_top_k_of_one_and_a_temperature_towards_zero_are_greedy(rng, options):
     net, memories = network(rng, 8), rng.normal(size=(16, 6))
     drawn = sample(net.step, net.state(memories), starts(16), 9, seed=7, **options)
@@ -476,6 +483,14 @@ def test_a_row_of_nan_is_seen_and_spares_the_others(generate):
     generated = generate(spell, state, starts(2), 5)
     assert not np.isfinite(generated.log_probability[0])
     assert read(generated)[1] == "on." and probability(generated)[1] == 1
+
+
+def test_beam_search_turns_back_where_nothing_is_possible():
+    """No token at all after "y": log softmax of -inf alone is NaN, which must neither win nor spoil the order."""
+    state = spellings(ANSWERS)
+    state.tree["log_p"][0, state.tree["child"][0, 0, LETTERS.index("y")]] = -np.inf
+    generated = beam_search(spell, state, starts(1), 5, beam_width=3)
+    assert read(generated) == ["no."] and np.isclose(probability(generated), 0.4)
 
 
 # Graphs

@@ -1,0 +1,36 @@
+"""Every tutorial runs from top to bottom as it stands, and what its text claims is so: it asserts that itself."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+TUTORIALS = {path.stem: path for path in (ROOT / "tutorials").glob("*.py")}
+EXPECTED = ["08_addition", "09_attention"]
+
+
+def test_there_are_as_many_as_we_think():
+    assert sorted(TUTORIALS) == EXPECTED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPECTED)
+def test_it_runs_and_shows_a_figure(name, tmp_path):
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "MPLBACKEND": "agg",
+    }
+    run = subprocess.run(
+        [sys.executable, TUTORIALS[name]], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert (tmp_path / f"logs/{name}.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_it_uses_the_public_names_alone(name):
+    text = TUTORIALS[name].read_text()
+    assert "import keras_gated as kg" in text and "from keras_gated" not in text and "._" not in text
