@@ -237,16 +237,21 @@ def test_calls_make_no_new_graphs(rng, tf):
     assert [f.experimental_get_tracing_count() for f in model._functions.values()] == made and max(made) <= 2
 
 
-def test_step_and_encode_make_a_graph_of_ones_own(rng, tf):
-    """What is exported to serve: a function of tokens alone."""
-    model = make("lstm", rng, 1.5)
+def test_what_is_exported_serves(rng, tf, tmp_path):
+    """`encode` and `step` become part of a graph of one's own, a function of tokens alone."""
+    model, archive = make("lstm", rng, 1.5), keras.export.ExportArchive()
 
-    @tf.function(input_signature=[tf.TensorSpec((None, None), tf.int64)])
     def serve(source):
         start = tf.fill([tf.shape(source)[0]], START)
-        return kg.decoding.beam_search(model.step, model.encode(source), start, 5, beam_width=3)
+        return kg.decoding.beam_search(model.step, model.encode(source), start, 5, beam_width=3)._asdict()
 
-    assert_close(serve(tf.constant(SOURCE)), model.generate(SOURCE, 5, "beam", beam_width=3), 1e-6)
+    archive.track(model)
+    archive.add_endpoint("serve", serve, input_signature=[tf.TensorSpec((None, None), tf.int64)])
+    archive.write_out(tmp_path / "served", verbose=False)
+    served = tf.saved_model.load(tmp_path / "served")
+    for source in (SOURCE, SOURCE[:2, :3]):
+        expected = model.generate(source, 5, "beam", beam_width=3)
+        assert_close([served.serve(tf.constant(source))[key] for key in expected._fields], expected, 1e-6)
 
 
 def test_attention_weights(rng):
