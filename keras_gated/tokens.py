@@ -82,16 +82,19 @@ def pair(x, y=None):
     """
     if y is None and isinstance(x, (tuple, list)) and len(x) == 2:
         return x
-    if y is None or isinstance(x, (tuple, list, dict)):
+    several = isinstance(x, dict) or isinstance(x, (tuple, list)) and any(len(np.shape(a)) > 1 for a in x)
+    if y is None or several:
         raise ValueError(
-            "Seq2Seq expects pairs of arrays: (source, target) as x, source as x and target as y, or a pipeline of "
-            f"either; received x {_described(x)} and y {_described(y)}. To write targets call generate(source)."
+            "Seq2Seq expects pairs: (source, target) as x, or source as x and target as y, or a pipeline of either; "
+            f"received x {_described(x)} and y {_described(y)}. To write targets call generate(source)."
         )
     return x, y
 
 
-def _described(tree):
-    return keras.tree.map_structure(lambda a: None if a is None else f"of shape {tuple(np.shape(a))}", tree)
+def _described(x):
+    if isinstance(x, (tuple, list)):
+        return f"({', '.join(map(_described, x))})"
+    return f"of shape {tuple(x.shape)}" if hasattr(x, "shape") else type(x).__name__
 
 
 def arranged(data):

@@ -24,6 +24,7 @@ ORDER = [
     "cells.simple_rnn",
     "cells.lstm",
     "cells.gru",
+    "decoding",
     "attention",
     "tokens",
     "crossentropy",
@@ -51,7 +52,7 @@ ORDER = [
     "callbacks",
     "__main__",
 ]
-ALONE = ["bptt", "decoding"]
+ALONE = ["bptt"]
 
 
 def imported(tree):

@@ -11,15 +11,21 @@ README = (ROOT / "README.md").read_text()
 LABELS = """
     rnn-hidden rnn-output rnn-loss-grad rnn-jacobian rnn-jacobian-bound rnn-clip rnn-bptt
     rnn-lstm-f rnn-lstm-i rnn-lstm-o rnn-lstm-ctilde rnn-lstm-c rnn-lstm-h rnn-lstm-cec
-    rnn-gru-z rnn-gru-r rnn-gru-htilde rnn-gru-h rnn-bidir rnn-bidir-out
+    rnn-gru-z rnn-gru-r rnn-gru-htilde rnn-gru-h rnn-bidir rnn-bidir-out rnn-seq2seq
 """.split()
 
 
-def test_the_example_runs(tmp_path, monkeypatch, capsys):
+def examples():
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_examples_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(compile(example, "README.md", "exec"), {})
+    watching, translating = examples()
+    exec(compile(watching, "README.md", "exec"), {})
     assert (tmp_path / "logs/example/gradients").is_dir()
+    exec(compile(translating, "README.md", "exec"), {})
+    assert "[[6 5 4 3 2 0 0 0]]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("label", LABELS)
