@@ -18,8 +18,10 @@ import numbers
 import keras
 import numpy as np
 from keras import ops
+from keras.src.utils.module_utils import tensorflow as tf  # imported with the first use: other backends go without
 
 from keras_gated.crossentropy import Perplexity, SequenceAccuracy, TokenAccuracy, TokenCrossentropy, crossentropies
+from keras_gated.decoding import beam_search, greedy, sample
 from keras_gated.encoder_decoder import ATTENTION, KINDS, LAYERS, Decoder, Encoder, State, cell_name
 from keras_gated.tokens import PADDING, arranged, array, is_concrete, pair, target_array, teacher_forcing
 
@@ -251,16 +253,14 @@ class Seq2Seq(keras.Model):
         return type(parts[0])(*map(_joined, zip(*parts, strict=True)))
 
     def _generate(self, strategy, beam_width, state, max_length, batch, options):
-        from keras_gated import decoding
-
         start = ops.full((ops.shape(state.layers[0][0])[0],), self.start_token, "int32")
         given = (self.step, state, start, max_length, self.end_token)
         if strategy == "greedy":
-            return decoding.greedy(*given)
+            return greedy(*given)
         if strategy == "beam":
-            return decoding.beam_search(*given, beam_width, **options)
-        seed = decoding.tf.random.experimental.stateless_fold_in(options["seed"], batch)
-        return decoding.sample(*given, **{**options, "seed": seed})
+            return beam_search(*given, beam_width, **options)
+        seed = tf.random.experimental.stateless_fold_in(options["seed"], batch)
+        return sample(*given, **{**options, "seed": seed})
 
     def score(self, source, target, batch_size=128):
         """log p(y | x) of each target by the chain rule, Σ_t log p(y_t | y_1, ..., y_{t-1}, x).
@@ -332,8 +332,6 @@ class Seq2Seq(keras.Model):
         """function(*fixed, ...): on TensorFlow one graph, made anew only for sizes of another kind."""
         if keras.backend.backend() != "tensorflow":
             return functools.partial(function, *fixed)
-        import tensorflow as tf
-
         key = function.__name__, *fixed
         if key not in self._functions:
             # A partial, since TensorFlow counts the graphs of all functions that share their code, and warns.

@@ -57,7 +57,7 @@ def test_gradients_are_slopes(kind, rng):
 
     def total(query, values):
         context = layer(query, values, mask=mask)
-        return ops.sum(ops.sin(context) * factor), context
+        return ops.sum(ops.sin(context) * ops.convert_to_tensor(factor)), context
 
     tensors = [ops.convert_to_tensor(a) for a in (query, values)]
     found, _ = gradients(total, tensors, layer.trainable_variables)

@@ -116,7 +116,7 @@ def test_weights_of_rows_and_of_tokens(rng):
     assert_close(doubled[:1], weights_after(compiled(keras.optimizers.SGD(0.02)), (source, target), batch_size=16)[:1])
 
 
-def test_a_loss_and_metrics_of_ones_own_see_labels_and_mask(rng):
+def test_a_loss_and_metrics_of_ones_own_see_labels_and_mask(rng, tf):
     source, target = pairs(rng, 16)
     seen = []
 
@@ -124,9 +124,10 @@ def test_a_loss_and_metrics_of_ones_own_see_labels_and_mask(rng):
         seen.append((arrays([y_true])[0], arrays([y_pred._keras_mask])[0]))
         return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
 
-    model = compiled(loss=watching, metrics=["sparse_categorical_accuracy"], run_eagerly=True)
+    options = {"model_options": {"attention": "multiplicative"}}
+    model = compiled(loss=watching, metrics=["sparse_categorical_accuracy"], run_eagerly=True, **options)
     logs = model.evaluate((source, target), batch_size=16, verbose=0, return_dict=True)
-    ours = compiled().evaluate((source, target), batch_size=16, verbose=0, return_dict=True)
+    ours = compiled(**options).evaluate((source, target), batch_size=16, verbose=0, return_dict=True)
     assert logs["loss"] == pytest.approx(ours["loss"], rel=1e-6)
     assert logs["sparse_categorical_accuracy"] == pytest.approx(ours["token_accuracy"], rel=1e-6)
     np.testing.assert_array_equal(seen[0][0], target[:, 1:])
@@ -158,6 +159,18 @@ def test_it_learns_under_a_clip_and_is_watched(options, rng, tf, tmp_path):
     labels = {label.removesuffix("/c") for label in flow.records}
     assert {"encoder/layer_0", "decoder/layer_0"} <= labels or {"decoder/layer_0", "decoder/layer_1"} <= labels
     assert all(np.all(record.p50 > 0) for record in flow.records.values())
+
+
+def test_padding_counts_in_no_profile(rng, tf, tmp_path):
+    source, target = pairs(rng, 16)
+    records = []
+    for width in (0, 5):
+        wide = [np.pad(tokens, ((0, 0), (0, width))) for tokens in (source, target)]
+        model, flow = compiled(), kg.GradientFlow(tmp_path / str(width))
+        model.fit(*wide, batch_size=8, shuffle=False, verbose=0, callbacks=[flow])
+        records.append(flow.records)
+    for label in ("encoder/layer_0", "decoder/layer_0"):
+        assert_close([records[1][label].p50], [records[0][label].p50], 1e-5)
 
 
 def test_it_trains_compiled_as_a_whole(rng, tf):

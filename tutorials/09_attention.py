@@ -122,9 +122,9 @@ for name, model in models.items():
 # model 13.3 % and 44 %; beam search gains half a percent at most.
 #
 # For scale: Rao et al. (2015) have 25.8 % of the words wrong with a deep bidirectional LSTM trained by CTC, and
-# 21.3 % together with an n-gram model. That is not the same task: they train on the whole dictionary and words of
-# any length, more than twice as many; they test on another split; there an answer may agree with any
-# pronunciation that is listed, here with the first alone; and their network is several times as large.
+# 21.3 % together with an n-gram model. That is not the same task: they learn from more than twice as many words,
+# of any length, and are tested on others, long ones too; and where a word has several pronunciations it is usual
+# there that any of them is right, here the first alone.
 
 # %% [markdown]
 # ## Where it looks
