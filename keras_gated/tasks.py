@@ -181,9 +181,9 @@ def counting(rng, n, length, symbols=2, shortest=1):
     tokens = np.concatenate([np.zeros_like(m), letters[:, :-1]], axis=1)
     mask = after_S <= symbols * m
     D = symbols + 2
-    y = _one_hot(np.where(mask, letters, 0), mask, D)
+    y = _one_hot(letters, mask, D)
     y[..., 1:3] = np.where((tokens == 1)[..., None], 1, y[..., 1:3])
-    return Task(_one_hot(np.where(mask, tokens, 0), mask, D), y, mask)
+    return Task(_one_hot(tokens, mask, D), y, mask)
 
 
 def counting_chance(length, shortest=1):
@@ -336,7 +336,7 @@ def _valid(lengths, T):
 
 
 def _one_hot(tokens, mask, D):
-    return np.eye(D, dtype=np.float32)[tokens] * mask[..., None]
+    return np.eye(D + 1, D, dtype=np.float32)[np.where(mask, tokens, D)]  # the last row is 0
 
 
 def _check(task, rng, **numbers):

@@ -48,7 +48,7 @@ def run_all(runs, processes, store, console):
 
 
 def title(run):
-    telling = ("cell", "forget_bias", "lag", "max_norm")
+    telling = ("cell", "biases", "lag", "max_norm")
     return " ".join([run.family, *(str(run.setting[key]) for key in telling if key in run.setting), f"seed {run.seed}"])
 
 

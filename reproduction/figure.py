@@ -121,11 +121,11 @@ def _learning(axes, runs):
 
 
 def _biases(axes, runs):
-    biases = sorted({run["setting"]["forget_bias"] for run in runs})
+    biases = sorted({run["setting"]["biases"]["f"] for run in runs})
     limit = max(run["setting"]["limit"] for run in runs) / temporal_order.LSTM["batch"]
     updates = {}
     for bias in biases:
-        solved = [run["result"]["solved"] for run in _of(runs, forget_bias=bias)]
+        solved = [run["result"]["solved"] for run in runs if run["setting"]["biases"]["f"] == bias]
         updates[f"{bias:g}"] = [limit if n is None else n / temporal_order.LSTM["batch"] for n in solved]
     _dots(axes, updates, "updates until solved")
     axes.axhline(limit, **PUBLISHED)
