@@ -9,6 +9,8 @@ import json
 import os
 import pathlib
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

@@ -20,11 +20,11 @@ def setting(cell, lag, limit):
 
 def claims(quick):
     if quick:
-        runs = [Run("long_lag", setting("LSTM", 100, 62_000), 0, 20)]
+        runs = [Run("long_lag", setting("LSTM", 100, 62_000), 0, 30)]
         runs.append(Run("long_lag", setting("SimpleRNN", 100, 6_000), 0, 8))
     else:
-        runs = [Run("long_lag", setting("LSTM", 100, 62_000), seed, 20) for seed in range(5)]
-        runs += [Run("long_lag", setting("LSTM", q, 2 * PUBLISHED[q]), 0, 40 if q == 200 else 120) for q in (200, 500)]
+        runs = [Run("long_lag", setting("LSTM", 100, 62_000), seed, 30) for seed in range(5)]
+        runs += [Run("long_lag", setting("LSTM", q, 2 * PUBLISHED[q]), 0, 60 if q == 200 else 150) for q in (200, 500)]
         runs += [Run("long_lag", setting("SimpleRNN", 100, 62_000), seed, 60) for seed in range(5)]
     return [
         Claim(

@@ -26,15 +26,15 @@ def environment():
 
 
 def perform(index, run):
-    """(the result of a run, seconds)."""
+    """(the result of a run, seconds of processor time)."""
     import keras
     import numpy as np
 
     keras.utils.set_random_seed(run.seed)
     family = importlib.import_module(f"reproduction.{run.family}")
-    started = time.perf_counter()
+    started = time.process_time()
     result = family.train(run.setting, np.random.default_rng(run.seed), lambda done: progress.put((index, done)))
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     keras.backend.clear_session()
     gc.collect()
     return plain(result), seconds
