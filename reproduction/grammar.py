@@ -130,7 +130,7 @@ def train_stream(setting, rng, note):
         return ops.mean(ops.cast(legal_above_illegal(y, logits), "float32"), axis=-1)
 
     training.compiled(model, setting, training.next_symbols, every_symbol)
-    whole = tasks.reber(rng, streams, setting["limit"] // streams * steps)
+    whole = tasks.reber(rng, streams, max(1, setting["limit"] // streams) * steps)
     windows = [in_windows(a, steps) for a in (whole.x, whole.y)]
     place = iter(range(0, len(windows[0]), streams * 50))
 
