@@ -23,7 +23,7 @@ from reproduction import (
 )
 from reproduction.store import Store
 
-MACHINE = {"date": "2026-11-30", "processor": "a processor", "cores": 2, "python": "3.11.7"}
+MACHINE = {"date": "2026-11-30", "processor": "a processor", "cores": 2, "python": "3.11.7", "keras_gated": "0.1.0"}
 MACHINE |= dict.fromkeys(report.PACKAGES, "1.0")
 
 
