@@ -12,7 +12,7 @@ COMMON = {"optimizer": "Adam", "rate": 0.003, "clip": 1.0, "batch": 20, "chunk":
 FASTER = 0.01  # at which the GRU begins to copy
 CELLS = {
     "SimpleRNN": {"units": 80},
-    "LSTM": {"units": 40, "forget_bias": 1.0},
+    "LSTM": {"units": 40},
     "GRU": {"units": 46},
 }
 UPDATES = 600

@@ -11,7 +11,7 @@ from reproduction.claim import Check, Claim, Run, counted, enough, listed, of, p
 
 T, P = (tasks.REBER_SYMBOLS.index(symbol) for symbol in "TP")
 LIMIT = 40_000
-STRINGS = {"cell": "LSTM", "units": 16, "forget_bias": 1.0, "optimizer": "Adam", "rate": 0.01, "clip": 1.0}
+STRINGS = {"cell": "LSTM", "units": 16, "optimizer": "Adam", "rate": 0.01, "clip": 1.0}
 STRINGS |= {"batch": 8, "chunk": 1000, "window": 2000}
 STREAM = {"units": 8, "optimizer": "Adam", "rate": 0.01, "clip": 1.0, "batch": 16, "steps": 50, "tested": 20_000}
 

@@ -55,7 +55,9 @@ def rows(claims, store):
 
 def markdown(of_machine, made, quick):
     versions = ", ".join(f"{package} {of_machine[package]}" for package in (*PACKAGES, "keras_gated", "python"))
-    counts = {kind: sum(row["verdict"] == kind for row in made) for kind in ("holds", "does not hold", "incomplete")}
+    hold, refuted, incomplete = (
+        sum(row["verdict"] == kind for row in made) for kind in ("holds", "does not hold", "incomplete")
+    )
     lines = [
         "# Claims held against published numbers",
         "",
@@ -64,7 +66,8 @@ def markdown(of_machine, made, quick):
     ]
     if quick:
         lines += ["", "The quick form: one seed, less training. It shows that everything runs, not what holds."]
-    lines += ["", f"{', '.join(f'{count} {kind}' for kind, count in counts.items() if count)}.", ""]
+    unknown = f", {incomplete} are not all run" if incomplete else ""
+    lines += ["", f"{hold} of {len(made)} claims hold, {refuted} do not{unknown}.", ""]
     lines += ["| claim | published | demanded | found | |", "| --- | --- | --- | --- | --- |"]
     for row in made:
         name, published = f"**{row['name']}**: {row['says']}", row["published"]

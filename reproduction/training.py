@@ -18,7 +18,8 @@ def recurrent(setting, **options):
     """The recurrent layer of a setting."""
     if "biases" in setting:
         options["bias_initializer"] = gate_biases(setting)
-        options |= {"forget_bias": None} if setting["cell"] == "LSTM" else {}
+        if setting["cell"] == "LSTM":
+            options["forget_bias"] = None
     return LAYERS[setting["cell"]](setting["units"], **options)
 
 

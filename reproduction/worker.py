@@ -17,6 +17,7 @@ def start(queue):
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.get_logger().setLevel("ERROR")  # that sequences of several lengths are traced several times
 
 
 def environment():
