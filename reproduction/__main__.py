@@ -9,6 +9,8 @@ import json
 import os
 import pathlib
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -48,7 +50,7 @@ def run_all(runs, processes, store, console):
 
 
 def title(run):
-    telling = ("cell", "forget_bias", "lag", "max_norm")
+    telling = ("cell", "biases", "lag", "max_norm")
     return " ".join([run.family, *(str(run.setting[key]) for key in telling if key in run.setting), f"seed {run.seed}"])
 
 

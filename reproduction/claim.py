@@ -53,7 +53,7 @@ def enough(right, share):
 def median_or_more(numbers):
     """The median of numbers of which None is larger than every other one; None if it is one of these."""
     numbers = [float("inf") if n is None else n for n in numbers]
-    middle = statistics.median_low(numbers) if float("inf") in numbers else statistics.median(numbers)
+    middle = statistics.median(numbers)
     return None if middle == float("inf") else middle
 
 

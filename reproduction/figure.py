@@ -4,7 +4,7 @@ import matplotlib
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import NullFormatter, StrMethodFormatter
+from matplotlib.ticker import StrMethodFormatter
 
 from keras_gated import tasks
 from reproduction import adding, copying, long_lag, temporal_order
@@ -15,6 +15,7 @@ COLORS = {
     "GRU": "#0072b2",
     "Bidirectional": "#0072b2",
     "LSTM, f = 1": "0.45",
+    f"GRU, Adam {copying.FASTER}": "#56b4e9",
     "clipped": "#d55e00",
     "not clipped": "0.45",
 }
@@ -95,12 +96,6 @@ def _dots(axes, groups, label=""):
     axes.set_ylabel(label)
 
 
-def _logarithmic(axes):
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
 def _sequences(axes, runs):
     for place, (lag, published) in enumerate(long_lag.PUBLISHED.items()):
         solved = [run["result"]["solved"] for run in _of(runs, cell="LSTM", lag=lag)]
@@ -111,7 +106,8 @@ def _sequences(axes, runs):
     axes.legend(fontsize=7, frameon=False)
     axes.set_xticks(range(len(long_lag.PUBLISHED)), [f"q = {lag}" for lag in long_lag.PUBLISHED])
     axes.set_ylabel("sequences until solved")
-    _logarithmic(axes)
+    axes.set_ylim(0)
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def _learning(axes, runs):
@@ -121,16 +117,17 @@ def _learning(axes, runs):
 
 
 def _biases(axes, runs):
-    biases = sorted({run["setting"]["forget_bias"] for run in runs})
+    biases = sorted({run["setting"]["biases"]["f"] for run in runs})
     limit = max(run["setting"]["limit"] for run in runs) / temporal_order.LSTM["batch"]
     updates = {}
     for bias in biases:
-        solved = [run["result"]["solved"] for run in _of(runs, forget_bias=bias)]
+        solved = [run["result"]["solved"] for run in runs if run["setting"]["biases"]["f"] == bias]
         updates[f"{bias:g}"] = [limit if n is None else n / temporal_order.LSTM["batch"] for n in solved]
     _dots(axes, updates, "updates until solved")
     axes.axhline(limit, **PUBLISHED)
     axes.set_xlabel("forget bias; dotted: not solved until then")
-    _logarithmic(axes)
+    axes.set_ylim(0)
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def _clipping(axes, runs):
@@ -146,7 +143,9 @@ def _adding(axes, runs):
 
 
 def _copying(axes, runs):
-    _curves(axes, runs, _labels(runs), 1)
+    rates = [run["setting"]["rate"] for run in runs]
+    faster = [f", Adam {rate}" if rate == copying.FASTER else "" for rate in rates]
+    _curves(axes, runs, [cell + rate for cell, rate in zip(_labels(runs), faster, strict=True)], 1)
     axes.axhline(tasks.copy_memory_baseline(copying.LENGTH), **PUBLISHED)
     axes.set_ylim(0, 0.5)
     axes.set_ylabel("cross-entropy; dotted: no memory")

@@ -23,8 +23,8 @@ def claims(quick):
             name="Next bit",
             says="What comes next in random bits is known only to who reads them backwards, too.",
             published="50 % and 100 %: no number can be better or worse (the idea: Schuster & Paliwal 1997)",
-            setting=f"y_t = x_{{t+1}}, T = 20; LSTM(8) and Bidirectional(LSTM(8)); Adam 0.02, {limit:,} sequences in "
-            f"batches of 32",
+            setting=f"y_t = x_{{t+1}}, T = 20; LSTM(8), Bidirectional(LSTM(8)); Adam 0.02, {limit:,} sequences in "
+            "batches of 32",
             runs=runs,
             judge=judge,
         )

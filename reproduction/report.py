@@ -9,10 +9,11 @@ import time
 from rich import box
 from rich.table import Table
 
+import keras_gated
 from reproduction.claim import verdict
 from reproduction.plan import TUNED
 
-PACKAGES = ("tensorflow", "keras", "numpy", "keras_gated")
+PACKAGES = ("tensorflow", "keras", "numpy")
 
 
 def machine():
@@ -24,8 +25,9 @@ def machine():
         "date": time.strftime("%Y-%m-%d"),
         "processor": processor,
         "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
         **versions,
+        "keras_gated": keras_gated.__version__,
+        "python": platform.python_version(),
     }
 
 
@@ -52,8 +54,10 @@ def rows(claims, store):
 
 
 def markdown(of_machine, made, quick):
-    versions = ", ".join(f"{package} {of_machine[package]}" for package in (*PACKAGES, "python"))
-    counts = {kind: sum(row["verdict"] == kind for row in made) for kind in ("holds", "does not hold", "incomplete")}
+    versions = ", ".join(f"{package} {of_machine[package]}" for package in (*PACKAGES, "keras_gated", "python"))
+    hold, refuted, incomplete = (
+        sum(row["verdict"] == kind for row in made) for kind in ("holds", "does not hold", "incomplete")
+    )
     lines = [
         "# Claims held against published numbers",
         "",
@@ -62,7 +66,8 @@ def markdown(of_machine, made, quick):
     ]
     if quick:
         lines += ["", "The quick form: one seed, less training. It shows that everything runs, not what holds."]
-    lines += ["", f"{', '.join(f'{count} {kind}' for kind, count in counts.items() if count)}.", ""]
+    unknown = f", {incomplete} are not all run" if incomplete else ""
+    lines += ["", f"{hold} of {len(made)} claims hold, {refuted} do not{unknown}.", ""]
     lines += ["| claim | published | demanded | found | |", "| --- | --- | --- | --- | --- |"]
     for row in made:
         name, published = f"**{row['name']}**: {row['says']}", row["published"]

@@ -16,9 +16,9 @@ EMBEDDED = {"word": 64, "suffix_3": 32, "suffix_2": 24, "shape": 8}
 
 
 def claims(quick):
-    epochs, seeds = (3, 1) if quick else (10, 3)
+    epochs, seeds = (3, 1) if quick else (10, 5)
     runs = [
-        Run("tagging", {"cell": cell, **CELLS[cell], **COMMON, "epochs": epochs, "split": 0}, seed, 6 * epochs)
+        Run("tagging", {"cell": cell, **CELLS[cell], **COMMON, "epochs": epochs, "split": 0}, seed, 4 * epochs)
         for cell in CELLS
         for seed in range(seeds)
     ]
@@ -26,12 +26,11 @@ def claims(quick):
         Claim(
             name="Tagging",
             says="A tagger that also reads from the end is right more often than one of the same size that does not.",
-            published="bidirectional above one-directional (Graves & Schmidhuber 2005, speech; Plank, Søgaard & "
-            "Goldberg 2016, "
-            "tags in 22 languages); on this treebank a most-frequent-tag baseline with suffixes, 0.907",
-            setting="Turkish Web Treebank, 14 tags, web and wiki shuffled, 4 / 5 for training; embedded words, "
-            "suffixes and capitals; "
-            f"LSTM(64) and Bidirectional(LSTM(37)), Adam 0.003, dropout 0.4, {epochs} epochs",
+            published="bidirectional ahead (Graves & Schmidhuber 2005, of speech; Plank, Søgaard & Goldberg 2016, "
+            "of tags in 22 languages)",
+            setting="Turkish Web Treebank, 14 tags, web and wiki shuffled, 4/5 for training; embedded words, "
+            "suffixes and capitals; LSTM(64) and Bidirectional(LSTM(37)), about 49,000 weights each; Adam 0.003, "
+            f"dropout 0.4, {epochs} epochs",
             runs=runs,
             judge=judge,
         )

@@ -9,15 +9,24 @@ from keras import ops
 import keras_gated as kg
 
 LAYERS = {"SimpleRNN": kg.SimpleRNN, "LSTM": kg.LSTM, "GRU": kg.GRU}
+GATES = {"LSTM": "ifco", "GRU": "zrh"}  # in the order of the layer's bias
 TESTED = 2560  # sequences, as Hochreiter & Schmidhuber had them
 STEPS_PER_EXECUTION = 20
 
 
 def recurrent(setting, **options):
     """The recurrent layer of a setting."""
-    if "forget_bias" in setting:
-        options["forget_bias"] = setting["forget_bias"]
+    if "biases" in setting:
+        options["bias_initializer"] = gate_biases(setting)
+        if setting["cell"] == "LSTM":
+            options["forget_bias"] = None
     return LAYERS[setting["cell"]](setting["units"], **options)
+
+
+def gate_biases(setting):
+    """An initializer: where the bias of each gate starts, 0 if the setting does not say."""
+    of_gates = [setting["biases"].get(gate, 0.0) for gate in GATES[setting["cell"]]]
+    return lambda shape, dtype=None: ops.repeat(ops.convert_to_tensor(of_gates, dtype), setting["units"])
 
 
 def network(setting, features, outputs, every_step=False):
@@ -70,13 +79,19 @@ def train(model, draw, setting, note):
     return {"solved": trained if in_a_row >= window else None, "curve": curve}
 
 
-def share_right(model, draw, right, n=TESTED, at_once=256):
-    """Share of n new sequences that are answered right."""
+def shares_right(model, draw, rights, n=TESTED, at_once=256):
+    """Share of n new sequences that are answered right, in each sense of the word."""
     shares = []
     for _ in range(n // at_once):
         inputs, y = draw(at_once)
-        shares.append(np.mean(ops.convert_to_numpy(right(y, model.predict(inputs, batch_size=at_once, verbose=0)))))
-    return float(np.mean(shares))
+        logits = model.predict(inputs, batch_size=at_once, verbose=0)
+        shares.append([np.mean(ops.convert_to_numpy(right(y, logits))) for right in rights])
+    return np.mean(shares, axis=0).tolist()
+
+
+def share_right(model, draw, right, n=TESTED):
+    (share,) = shares_right(model, draw, (right,), n)
+    return share
 
 
 def classes():

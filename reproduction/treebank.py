@@ -37,23 +37,21 @@ def split(read, seed):
     return [read[i] for i in order[tested:]], [read[i] for i in order[:tested]]
 
 
-def suffixes(word):
-    """Its endings, the longest first, without those that are longer than the word."""
-    return [word[-n:] for n in range(min(LONGEST_SUFFIX, len(word)), 0, -1)]
+def keys(word):
+    """What a guess can rest on, the best first: the word, its endings from the longest on, nothing."""
+    endings = [("suffix", word[-n:]) for n in range(min(LONGEST_SUFFIX, len(word)), 0, -1)]
+    return [("word", word), *endings, ("any", "")]
 
 
 def baseline(trained, tested):
     """Share of right tags: a word's most frequent tag; of an unknown word, that of its longest known suffix."""
     tags_of = collections.defaultdict(collections.Counter)
     for word, tag in (pair for sentence in trained for pair in sentence):
-        word = word.lower()
-        for key in (("word", word), *(("suffix", suffix) for suffix in suffixes(word)), ("any", "")):
+        for key in keys(word.lower()):
             tags_of[key][tag] += 1
 
     def guess(word):
-        word = word.lower()
-        keys = (("word", word), *(("suffix", suffix) for suffix in suffixes(word)), ("any", ""))
-        return next(tags_of[key].most_common(1)[0][0] for key in keys if key in tags_of)
+        return next(tags_of[key].most_common(1)[0][0] for key in keys(word.lower()) if key in tags_of)
 
     hits = [guess(word) == tag for sentence in tested for word, tag in sentence]
     return sum(hits) / len(hits)
