@@ -86,8 +86,9 @@ class Summary(NamedTuple):
         """backwards: whether the layer goes from the end of the sequence to its start."""
         norms, there = profiles.norms, ~np.isnan(profiles.norms)
         ends = _at(norms, np.argmax(there, axis=1)), _at(norms, _last(there))
-        lags = horizon(norms, times(profiles.length[:, None]), backwards)
-        return cls(profiles.step, profiles.length, *ends, *percentiles(norms), lags)
+        t = times(profiles.length[:, None])
+        once = np.where(np.diff(t, axis=1, prepend=-1) > 0, norms, np.nan)  # each time step, in however many rows
+        return cls(profiles.step, profiles.length, *ends, *percentiles(once), horizon(norms, t, backwards))
 
     @classmethod
     def joined(cls, pieces):

@@ -1,26 +1,7 @@
 #!/usr/bin/env python3
 """How fast the layers are: makes .venv with what is needed, once, and runs `python -m benchmarks` in it."""
 
-import importlib.util
-import os
-import pathlib
-import sys
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-IN_ENVIRONMENT = """
-(cd "$0" && source scripts/environment.sh && environment benchmark) && exec "$0/.venv/bin/python" -m benchmarks "$@"
-"""
-
-
-def main():
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    needed = ("keras_gated", "matplotlib", "rich", "tensorflow", "torch")
-    if all(importlib.util.find_spec(name) for name in needed):
-        command = [sys.executable, "-m", "benchmarks", *sys.argv[1:]]
-    else:
-        command = ["bash", "-c", IN_ENVIRONMENT, str(ROOT), *sys.argv[1:]]
-    os.execvp(command[0], command)
-
+from launch import launch
 
 if __name__ == "__main__":
-    main()
+    launch("benchmarks", "benchmark", "torch")

@@ -208,6 +208,11 @@ def test_inside_another_model(rng, tmp_path):
     assert_close([keras.models.load_model(tmp_path / "outer.keras")([x, y])], [outer([x, y])], 1e-6)
 
 
+def test_every_weight_is_called_after_its_half():
+    paths = [w.path for w in make(**FULL).weights]
+    assert len(set(paths)) == len(paths) and {path.split("/")[0] for path in paths} == {"encoder", "decoder"}
+
+
 @pytest.mark.parametrize(
     "options",
     [
