@@ -31,6 +31,13 @@ def test_of_random_matrices(B, T, S, rng):
     assert_are_norms(rng.normal(size=(B, T, S, S)) / np.sqrt(S))
 
 
+@pytest.mark.parametrize("cached", [1, 200, 600])  # one pair of steps at a time, some, all of one or two chains
+def test_of_few_at_a_time(cached, rng, monkeypatch):
+    monkeypatch.setattr(chain, "CACHED", cached)
+    monkeypatch.setattr(chain, "NUMBERS", 800)
+    assert_are_norms(rng.normal(size=(5, 13, 4, 4)) / 2)
+
+
 def test_of_a_part_of_the_products(rng):
     assert_are_norms(rng.normal(size=(2, 20, 8, 8)) / 3, slice(2, 5))
 
