@@ -148,6 +148,7 @@ def test_data_that_is_wrong(data, rng):
         compiled().fit(given, verbose=0, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"dtype": "mixed_float16", **FULL}, {"attention": "multiplicative"}])
 def test_it_learns_under_a_clip_and_is_watched(options, rng, tf, tmp_path):
     source, target = pairs(rng, 512, 3)
