@@ -37,7 +37,7 @@ def clip(gradients, max_norm, per_variable=False):
 
 def norm(gradient):
     """‖g‖ in float32, also of gradients whose squares would be 0 or inf; repeated rows are added up first."""
-    s, r = _size(_merged(gradient))
+    s, r = _size(merged_values(gradient))
     return ops.cast(s * r, "float32")
 
 
@@ -425,6 +425,11 @@ def _is_sparse(gradient):
     import tensorflow as tf
 
     return isinstance(gradient, tf.IndexedSlices)
+
+
+def merged_values(gradient):
+    """Its numbers, repeated rows added up."""
+    return _values(_merged(gradient))
 
 
 def _values(gradient):

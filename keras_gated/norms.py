@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_gated.clipping import ClipNorm, norm
+from keras_gated.clipping import ClipNorm, merged_values
 from keras_gated.tap import Reader
 
 ABSENT = -1.0  # marks a variable without a gradient: NaN would hide an overflow
@@ -89,11 +89,11 @@ class NormReader(Reader):
         # Seen from outside: one operation more in a branch that is not always run would change how it is compiled.
         updated = tf.reduce_any([a != b for a, b in zip(before, self._updates(), strict=True)])
 
-        mine = [None if g is None else norm(g) / scale for g in grads]
-        norms = [None if g is None else norm(g) / scale for g in _summed(grads)] if self.several else mine
-        own = norm(tf.stack([n for n in mine if n is not None] or [0.0]))
-        head = [scale, rate, tf.cast(updated, tf.float32), own]
-        self.ring.write(step, head + self.in_order(norms, variables))
+        halves = _halves(grads)
+        own = _norms(tf.add_n([h for h in halves if h is not None] or [tf.zeros((), tf.float64)])) / scale
+        summed = _halves(_summed(grads)) if self.several else halves
+        head = tf.stack([scale, rate, tf.cast(updated, tf.float32), own])
+        self.ring.write(step, tf.concat([head, self.in_order(summed, variables, scale)], 0))
         return done
 
     def _updates(self):
@@ -110,12 +110,14 @@ class NormReader(Reader):
         self.paths = _unique([getattr(v, "path", v.name) for v in unique])
         self.ring = self.tap.ring("received_norms", HEAD + len(self.paths))
 
-    def in_order(self, norms, variables):
-        columns = [tf.constant(ABSENT)] * len(self.paths)
-        for v, n in zip(variables, norms, strict=True):
-            if n is not None:
-                columns[self.index[id(v)]] = n
-        return columns
+    def in_order(self, halves, variables, scale=1.0):
+        """(V,) norms, from what `_halves` has of some variables."""
+        columns = [tf.constant(ABSENT, tf.float64)] * len(self.paths)
+        for v, half in zip(variables, halves, strict=True):
+            if half is not None:
+                columns[self.index[id(v)]] = half
+        columns = tf.stack(columns)
+        return tf.where(columns == ABSENT, ABSENT, _norms(columns) / scale)
 
     def _learning_rate(self):
         optimizer = _innermost(self.optimizer)
@@ -169,10 +171,10 @@ class _Part:
         if self.summed_later:
             return clipped  # of one replica
         unread = [None] * len(grads)
-        raw = [norm(g) for g in grads] if self.accumulates else unread
+        raw = _halves(grads) if self.accumulates else unread
         self.follows = clipped is grads or _by_factors(self.optimizer)
         if not self.follows:
-            used = [norm(g) for g in clipped]
+            used = _halves(clipped)
         elif _rows_may_repeat(self.optimizer, grads):
             used = _clipped_by_keras(self.optimizer, grads)
         else:
@@ -183,14 +185,15 @@ class _Part:
 
     def summed(self, reduce, pairs):
         pairs = reduce(list(pairs))
-        self._write([None] * len(pairs), [norm(g) for g, _ in pairs])
+        self._write([None] * len(pairs), _halves(g for g, _ in pairs))
         return pairs
 
     def _write(self, raw, used):
         reader = self.reader
         if self.ring is None:
             self.ring = reader.tap.ring("clipped_norms", 2 * len(reader.paths))
-        reader.tap.write(self.ring, reader.in_order(raw, self.variables) + reader.in_order(used, self.variables))
+        norms = [reader.in_order(halves, self.variables) for halves in (raw, used)]
+        reader.tap.write(self.ring, tf.concat(norms, 0))
 
     def complete(self, raw, clipped, drained):
         """The norms (S, V) so far, and those that this part knows in their places."""
@@ -203,6 +206,15 @@ class _Part:
         own = np.where(mine & (raw != ABSENT), raw, 0)
         other = _clipped(self.optimizer, own) if self.follows else np.nan
         return raw, np.where(mine, np.where(after != ABSENT, after, other), clipped)
+
+
+def _halves(gradients):
+    """‖g‖² / 2 of each, None of None: two operations, in float64, which holds the squares of every float32."""
+    return [None if g is None else tf.nn.l2_loss(tf.cast(merged_values(g), tf.float64)) for g in gradients]
+
+
+def _norms(halves):
+    return tf.cast(tf.sqrt(2 * halves), tf.float32)
 
 
 def _missing(optimizer, several):
@@ -274,7 +286,8 @@ def _clipped_by_keras(optimizer, grads):
     if optimizer.global_clipnorm:
         squares = [tf.add_n(squares)] * len(squares)
     longest = optimizer.clipnorm or optimizer.global_clipnorm
-    return [norm(g) * tf.minimum(1.0, longest / tf.sqrt(s)) for g, s in zip(grads, squares, strict=True)]
+    factors = [tf.cast(tf.minimum(1.0, longest / tf.sqrt(s)), tf.float64) for s in squares]
+    return [half * factor**2 for half, factor in zip(_halves(grads), factors, strict=True)]
 
 
 def _clipped(optimizer, raw):
