@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import pathlib
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -84,6 +85,8 @@ def main():
     figure.draw(made, out / "reproduction.png")
     console.print(report.on_terminal(made))
     console.print(f"{out}/reproduction.md, .json, .png")
+    if incomplete := [row["name"] for row in made if row["verdict"] == "incomplete"]:
+        sys.exit(f"Runs failed, so that not all is known of {', '.join(incomplete)}; this command tries them again.")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,10 @@ def network(setting, features, outputs, every_step=False):
 
 def compiled(model, setting, loss, right):
     """right: a function (y, logits) -> (B,), 1 for every sequence that is answered right."""
-    optimizer = getattr(keras.optimizers, setting["optimizer"])(setting["rate"], global_clipnorm=setting.get("clip"))
+    rate = setting["rate"]
+    if setting.get("decay"):
+        rate = keras.optimizers.schedules.CosineDecay(rate, setting["limit"] // setting["batch"])
+    optimizer = getattr(keras.optimizers, setting["optimizer"])(rate, global_clipnorm=setting.get("clip"))
     if setting.get("max_norm"):
         # What is not finite is let through: if it were left out, there could be no NaN.
         optimizer = kg.ClipNorm(optimizer, setting["max_norm"], nonfinite="propagate")

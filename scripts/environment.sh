@@ -1,4 +1,9 @@
-# Sourced by the other scripts: `environment EXTRA` makes .venv with the package and one of its extras, once.
+# Sourced by the other scripts: `environment EXTRA` makes .venv with the package and one of its extras, once;
+# `quietly COMMAND` runs without the lines on oneDNN and CUDA that TensorFlow greets with and no setting switches off.
+
+quietly() {
+  "$@" 2> >(grep --line-buffered -v -e absl::InitializeLog -e port.cc -e cudart_stub >&2 || true)
+}
 
 suits() {
   "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null

@@ -6,17 +6,20 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-IN_ENVIRONMENT = """
-(cd "$0" && source scripts/environment.sh && environment "$1") && exec "$0/.venv/bin/python" -m "${@:2}"
+IN_SHELL = """
+source "$0/scripts/environment.sh"
+python=$1
+if [ -z "$python" ]; then
+  (cd "$0" && environment "$2") || exit
+  python=$0/.venv/bin/python
+fi
+quietly "$python" -m "${@:3}"
 """
 
 
 def launch(package, extra, *needed):
     """Takes the place of this process; extra is the one of setup.cfg that brings what is needed."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [package, *sys.argv[1:]]
-    if all(importlib.util.find_spec(name) for name in ("keras_gated", "matplotlib", "rich", "tensorflow", *needed)):
-        command = [sys.executable, "-m", *command]
-    else:
-        command = ["bash", "-c", IN_ENVIRONMENT, str(ROOT), extra, *command]
-    os.execvp(command[0], command)
+    found = all(importlib.util.find_spec(name) for name in ("keras_gated", "matplotlib", "rich", "tensorflow", *needed))
+    python = sys.executable if found else ""
+    os.execvp("bash", ["bash", "-c", IN_SHELL, str(ROOT), python, extra, package, *sys.argv[1:]])

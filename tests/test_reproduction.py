@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+import reproduction.__main__
 from keras_gated import tasks
 from reproduction import (
     claim,
@@ -196,6 +197,24 @@ def test_runs_that_failed_are_told_and_the_others_kept(tmp_path):
     assert over == {0, 1}
     assert [run for run, _ in failures] == runs[:1] and isinstance(failures[0][1], ModuleNotFoundError)
     assert store.result(runs[0]) is None and math.isfinite(store.result(runs[1])["loss"])
+
+
+def test_the_command_fails_where_a_run_has_failed(tmp_path, monkeypatch, capsys):
+    """What is there is shown all the same."""
+    command = ["reproduce.py", "--claims", "Next bit", "Copying", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", command)
+
+    def run_all(runs, processes, store, console):
+        for run in runs:
+            if run.family == "copying":
+                store.save(run, imagined(run, np.random.default_rng(0)), 2.0)
+
+    monkeypatch.setattr(reproduction.__main__, "run_all", run_all)
+    with pytest.raises(SystemExit, match="not all is known of Next bit; "):
+        reproduction.__main__.main()
+    assert "incomplete" in capsys.readouterr().out and "| Copying |" in (tmp_path / "reproduction.md").read_text()
+    monkeypatch.setattr("sys.argv", [*command[:2], "Copying", *command[-2:]])
+    reproduction.__main__.main()
 
 
 @pytest.fixture
