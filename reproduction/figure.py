@@ -159,6 +159,7 @@ def _counting(axes, runs):
     _dots(axes, {cell: [run["result"]["first_failing"] for run in _of(runs, cell=cell)] for cell in _cells(runs)})
     axes.axhline(145.9, **PUBLISHED)
     axes.set_ylabel("first n that fails\n(dotted: published mean, LSTM)")
+    axes.set_ylim(0)
 
 
 def _strings(axes, runs):

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Format check, lint, all tests, and those that matter with the oldest Keras and on JAX.  With arguments: those tests only, as pytest takes them.
+# Format check, lint, all tests, the quick form of reproduce.py, and the tests that matter with the oldest Keras and on JAX.
+# With arguments: those tests only, as pytest takes them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -14,6 +15,7 @@ if [ $# -gt 0 ]; then
 else
   run tests/test_[a-l]*.py  # in two runs, as a process never gives back the programs that it has compiled
   run tests/test_[m-z]*.py
+  .venv/bin/python scripts/reproduce.py --quick --out "$(mktemp -d)"  # made anew each time
   ./scripts/oldest.sh
   ./scripts/backends.sh jax
 fi

@@ -22,3 +22,8 @@ def tf():
     if keras.backend.backend() != "tensorflow":
         pytest.skip("of the TensorFlow backend")
     return importlib.import_module("tensorflow")
+
+
+def pytest_collection_modifyitems(items):
+    """The slow ones first, or one of them may run alone when all others are done."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -36,5 +36,12 @@ def test_an_equation_is_where_the_map_says(label):
 
 
 def test_every_file_that_is_linked_exists():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
+    for target in re.findall(r"\]\(([^)#]+)\)|<img src=\"([^\"]+)\"", README):
+        target = "".join(target)
         assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "tutorials").glob("*.py")))
+def test_the_map_shows_every_tutorial_and_its_figure(name):
+    (row,) = re.findall(rf"^\| \[[^]]+\]\(tutorials/{name}\.py\).*", README, re.MULTILINE)
+    assert f"docs/tutorials/{name}.png" in row

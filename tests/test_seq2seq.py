@@ -93,9 +93,10 @@ def walk(model, source, target):
     return total, np.stack(arrays(all_logits), axis=1)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("mixed_float16", 1e-4)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("mixed_float16", 5e-4)])
 def test_a_step_is_what_the_sweep_does(name, dtype, tolerance, rng):
-    """Of half precision a step may round as the sweep does, but not its state, too: 30 steps of that would differ."""
+    """Of half precision a step may round as the sweep does, but not its state, too: 30 steps of that would differ, most
+    in a GRU.  (Where a processor multiplies float16 itself, what is rounded differs by the shape of the product.)"""
     if dtype == "mixed_float16" and keras.backend.backend() != "tensorflow":
         tolerance = 1e-2  # Keras's loop rounds the states that it goes on with
     model = make(name, rng, dtype=dtype)

@@ -16,6 +16,8 @@ EXPECTED = [
     "03_why_the_simple_rnn_forgets",
     "04_clipping",
     "05_gates_as_memory",
+    "06_lstm_or_gru",
+    "07_reading_the_future",
     "08_addition",
     "09_attention",
     "10_watching_a_run",
@@ -34,6 +36,7 @@ def test_it_runs_and_shows_a_figure(name, tmp_path):
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "MPLBACKEND": "agg",
+        **dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1"),  # others run beside
     }
     run = subprocess.run(
         [sys.executable, TUTORIALS[name]], cwd=tmp_path, env=environment, capture_output=True, text=True
