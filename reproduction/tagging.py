@@ -16,7 +16,7 @@ EMBEDDED = {"word": 64, "suffix_3": 32, "suffix_2": 24, "shape": 8}
 
 
 def claims(quick):
-    epochs, seeds = (3, 1) if quick else (10, 5)
+    epochs, seeds = (2, 1) if quick else (10, 5)
     runs = [
         Run("tagging", {"cell": cell, **CELLS[cell], **COMMON, "epochs": epochs, "split": 0}, seed, 4 * epochs)
         for cell in CELLS

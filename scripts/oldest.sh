@@ -4,7 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 modules=(tests/test_layers.py tests/test_contract.py tests/test_weights.py tests/test_callbacks.py
-  tests/test_tap_matrix.py tests/test_seq2seq_training.py)
+  tests/test_tap_matrix.py tests/test_seq2seq_training.py::test_every_form_of_data
+  tests/test_seq2seq_training.py::test_weights_of_rows_and_of_tokens)
 
 environment test
 oldest=$(sed -n 's/^ *keras>=\([0-9.]*\).*/\1/p' setup.cfg)
@@ -23,4 +24,4 @@ if [[ $found. != "$oldest".* ]]; then
   exit 1
 fi
 echo "Keras $found:"
-.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m 'not slow' "${modules[@]}" "$@"
+.venv/bin/python -m pytest $side_by_side -m 'not slow' "${modules[@]}" "$@"

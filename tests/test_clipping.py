@@ -685,6 +685,7 @@ assert model.optimizer.inner_optimizer.skipped_steps.numpy() == 1
 """
 
 
+@pytest.mark.slow
 def test_two_replicas_make_one_step():
     run = subprocess.run([sys.executable, "-c", REPLICAS, os.path.dirname(__file__)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]

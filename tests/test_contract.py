@@ -285,6 +285,7 @@ for a, b in zip(alone.get_weights(), together.get_weights(), strict=True):
 """
 
 
+@pytest.mark.slow
 def test_two_replicas_train_like_one(tf):
     run = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]

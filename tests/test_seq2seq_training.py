@@ -313,6 +313,7 @@ np.testing.assert_array_equal(together.generate(source, 6).tokens, alone.generat
 """
 
 
+@pytest.mark.slow
 def test_two_replicas_train_like_one(tf):
     run = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]

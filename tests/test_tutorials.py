@@ -36,7 +36,9 @@ def test_it_runs_and_shows_a_figure(name, tmp_path):
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "MPLBACKEND": "agg",
-        **dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1"),  # others run beside
+        **dict.fromkeys(
+            ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1"
+        ),  # others run beside
     }
     run = subprocess.run(
         [sys.executable, TUTORIALS[name]], cwd=tmp_path, env=environment, capture_output=True, text=True
