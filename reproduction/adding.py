@@ -18,7 +18,7 @@ CELLS = {  # 4,480, 4,212 and 4,690 weights
 
 
 def claims(quick):
-    limit, seeds = (48_000, 1) if quick else (160_000, 5)
+    limit, seeds = (32_000, 1) if quick else (160_000, 5)
     runs = [
         Run("adding", {"cell": cell, **COMMON, **CELLS[cell], "limit": limit}, seed, limit / 5000)
         for cell in CELLS

@@ -28,4 +28,4 @@ export KERAS_BACKEND=$1 TENSORFLOW_VALUES=$other/tensorflow.npz JAX_PLATFORMS=cp
 # JAX compiles each call anew; what it compiled before it finds there, in the next test as in the next run.
 export JAX_COMPILATION_CACHE_DIR=$PWD/$other/compiled
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
-"$other/bin/python" -m pytest -q $side_by_side -m 'not slow' "${modules[@]}"
+"$other/bin/python" -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m 'not slow' "${modules[@]}"

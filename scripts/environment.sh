@@ -1,9 +1,5 @@
 # Sourced by the other scripts: `environment EXTRA` makes .venv with the package and one of its extras, once;
-# $side_by_side are pytest's options for as many processes as there are cores, and one for when another waits;
 # `quietly COMMAND` runs without the lines on oneDNN and CUDA that TensorFlow greets with and no setting switches off.
-
-cores=$(getconf _NPROCESSORS_ONLN)
-side_by_side="-n $((cores < 4 ? cores + 1 : 4)) --dist worksteal"
 
 quietly() {
   "$@" 2> >(grep --line-buffered -v -e absl::InitializeLog -e port.cc -e cudart_stub >&2 || true)

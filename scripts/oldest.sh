@@ -24,4 +24,4 @@ if [[ $found. != "$oldest".* ]]; then
   exit 1
 fi
 echo "Keras $found:"
-.venv/bin/python -m pytest $side_by_side -m 'not slow' "${modules[@]}" "$@"
+.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m 'not slow' "${modules[@]}" "$@"

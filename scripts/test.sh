@@ -8,7 +8,7 @@ environment test
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
 run() {
-  .venv/bin/python -m pytest $side_by_side "$@"
+  .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal "$@"
 }
 if [ $# -gt 0 ]; then
   run "$@"
