@@ -295,8 +295,8 @@ def test_two_replicas_train_like_one(tf):
 
 
 def models():
-    """Layers alone and in both directions, and the LSTM, which has two states, wherever else a layer can be."""
-    for name in ("rnn_tanh", "lstm", "gru_reset_after"):
+    """Every layer alone and in both directions, and the LSTM, which has two states, wherever else a layer can be."""
+    for name in ("rnn_tanh", "lstm", "gru", "gru_reset_after"):
         layer, states = CELLS[name].layer, CELLS[name].states
         yield f"{name}_plain", keras.Sequential([keras.Input((None, D)), layer(seed=1, dropout=0.1)])
         yield f"{name}_bidirectional", keras.Sequential([keras.Input((None, D)), keras.layers.Bidirectional(layer())])

@@ -24,6 +24,7 @@ EXPECTED = [
     "11_several_replicas",
     "12_bringing_a_model_along",
 ]
+ONE_THREAD = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1")
 
 
 def test_there_are_as_many_as_we_think():
@@ -36,9 +37,7 @@ def test_it_runs_and_shows_a_figure(name, tmp_path):
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "MPLBACKEND": "agg",
-        **dict.fromkeys(
-            ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1"
-        ),  # others run beside
+        **ONE_THREAD,
     }
     run = subprocess.run(
         [sys.executable, TUTORIALS[name]], cwd=tmp_path, env=environment, capture_output=True, text=True
