@@ -71,6 +71,9 @@ def main():
     console = Console()
     out = arguments.out or pathlib.Path("logs/reproduction-quick" if arguments.quick else "logs/reproduction")
     claims = plan.claims(arguments.quick, arguments.claims)
+    if not claims:
+        names = ", ".join(claim.name for claim in plan.claims(arguments.quick))
+        sys.exit(f"--claims expects words out of these names: {names}; received {' '.join(arguments.claims)}.")
     store = Store(out / "runs")
     runs = plan.runs(claims)
     missing = [run for run in runs if store.result(run) is None]

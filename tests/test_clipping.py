@@ -530,12 +530,11 @@ def test_a_new_process_goes_on_where_this_one_stopped(rng, tmp_path):
     np.savez(tmp_path / "data.npz", x=x, y=y)
     saved = [v.numpy() for v in model.optimizer.variables]
     subprocess.run([sys.executable, "-c", LOAD, str(tmp_path)], check=True)
-    assert_equal(np.load(tmp_path / "loaded.npz").values(), saved)
+    with np.load(tmp_path / "loaded.npz") as loaded:
+        assert_equal(loaded.values(), saved)
     fit(model, x, y)
-    assert_close(
-        np.load(tmp_path / "trained.npz").values(),
-        [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)],
-    )
+    with np.load(tmp_path / "trained.npz") as trained:
+        assert_close(trained.values(), [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)])
 
 
 def test_slots_are_saved_once(rng, tmp_path):

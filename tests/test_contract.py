@@ -349,7 +349,8 @@ def test_a_new_process_loads_what_was_saved(rng, tmp_path):
             model.fit(x, y, verbose=0)
             after[name] = model.predict(x, verbose=0)
     subprocess.run([sys.executable, "-c", LOAD, str(tmp_path), *before], check=True)
-    results = np.load(tmp_path / "results.npz")
+    with np.load(tmp_path / "results.npz") as file:
+        results = dict(file)
     for name, expected in before.items():
         np.testing.assert_allclose(results[name], expected, atol=1e-7)
         np.testing.assert_allclose(results[f"{name} weights"], expected, atol=1e-7)

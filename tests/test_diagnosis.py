@@ -201,8 +201,8 @@ def saved(tmp_path, rng):
 def test_the_command_prints_what_diagnose_says(saved, capsys):
     main(["diagnose", str(saved / "model.keras"), str(saved / "data.npz"), "--examples", "8"])
     model = keras.models.load_model(saved / "model.keras")
-    data = np.load(saved / "data.npz")
-    expected = diagnose(model, data["x"][:8], data["y"][:8])
+    with np.load(saved / "data.npz") as data:
+        expected = diagnose(model, data["x"][:8], data["y"][:8])
     assert capsys.readouterr().out == f"{expected}\n"
     pytest.importorskip("matplotlib")
     main(["diagnose", str(saved / "model.keras"), str(saved / "data.npz"), "--json", "--figure", str(saved / "a.png")])

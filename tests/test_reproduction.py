@@ -217,6 +217,13 @@ def test_the_command_fails_where_a_run_has_failed(tmp_path, monkeypatch, capsys)
     reproduction.__main__.main()
 
 
+def test_a_claim_that_is_not_there_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["reproduce.py", "--claims", "nobody", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="expects words out of these names: Next bit, .*; received nobody"):
+        reproduction.__main__.main()
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.fixture
 def full_store(claims, tmp_path, rng):
     store = Store(tmp_path / "runs")

@@ -278,7 +278,8 @@ def test_a_new_process_generates_the_same(rng, tmp_path, tf):
         expected[f"{name} loss"], expected[f"{name} perplexity"] = logs["loss"], logs["perplexity"]
         assert len(np.unique(expected[f"{name} greedy"], axis=0)) > (1 if name == "new" else 4)
     subprocess.run([sys.executable, "-c", LOAD, str(tmp_path), "new", "plain", "full"], check=True)
-    results = np.load(tmp_path / "results.npz")
+    with np.load(tmp_path / "results.npz") as file:
+        results = dict(file)
     assert set(results) == set(expected)
     for key, value in expected.items():  # optimizer, loss and metrics have come along
         exact = key.endswith(("greedy", "beam", "weights"))
