@@ -295,37 +295,42 @@ def test_two_replicas_train_like_one(tf):
 
 
 def models():
-    """Every layer alone and in both directions, and the LSTM, which has two states, wherever else a layer can be."""
-    for name in ("rnn_tanh", "lstm", "gru", "gru_reset_after"):
-        layer, states = CELLS[name].layer, CELLS[name].states
-        yield f"{name}_plain", keras.Sequential([keras.Input((None, D)), layer(seed=1, dropout=0.1)])
-        yield f"{name}_bidirectional", keras.Sequential([keras.Input((None, D)), keras.layers.Bidirectional(layer())])
-        if name != "lstm":
-            continue
-        yield f"{name}_cell", keras.Sequential([keras.Input((None, D)), keras.layers.RNN(layer().cell)])
-        cells = [layer().cell, layer().cell]
-        yield f"{name}_cells", keras.Sequential([keras.Input((None, D)), keras.layers.RNN(cells)])
-        inner = keras.Sequential([keras.Input((None, D)), layer(return_sequences=True)])
-        yield f"{name}_nested", keras.Sequential([keras.Input((None, D)), inner, layer()])
-        x = keras.Input((None, D))
-        first = [keras.layers.Dense(N)(x[:, 0]) for _ in range(states)]
-        yield f"{name}_initial_state", keras.Model(x, layer()(x, initial_state=first))
+    """Of named outputs: every layer alone, and in both directions, and the LSTM, which has two states, elsewhere."""
+    x = keras.Input((None, D))
+    layers = {name: CELLS[name].layer for name in ("rnn_tanh", "lstm", "gru", "gru_reset_after")}
+    yield "alone", keras.Model(x, {name: layer(seed=1, dropout=0.1)(x) for name, layer in layers.items()})
+    yield "both", keras.Model(x, {name: keras.layers.Bidirectional(layer())(x) for name, layer in layers.items()})
+    lstm = layers["lstm"]
+    inner = keras.Sequential([keras.Input((None, D)), lstm(return_sequences=True)])
+    places = {
+        "cell": keras.layers.RNN(lstm().cell)(x),
+        "cells": keras.layers.RNN([lstm().cell, lstm().cell])(x),
+        "nested": lstm()(inner(x)),
+        "initial_state": lstm()(x, initial_state=[keras.layers.Dense(N)(x[:, 0]) for _ in range(2)]),
+    }
+    yield "elsewhere", keras.Model(x, places)
 
 
 LOAD = """
 import sys, numpy as np, keras, keras_gated
 folder = sys.argv[1]
 x, results = np.load(folder + "/x.npy"), {}
+
+def keep(when):
+    outputs = model.predict(x, verbose=0)
+    results.update({f"{name} {output} {when}": y for output, y in outputs.items()})
+    return outputs
+
 for name in sys.argv[2:]:
     model = keras.models.load_model(f"{folder}/{name}.keras")
     kinds = {type(l).__module__ for l in model._flatten_layers() if hasattr(l, "equations")}
     assert kinds and all(k.startswith("keras_gated.cells.") for k in kinds), kinds
-    results[name] = model.predict(x, verbose=0)
-    if "plain" not in name:
-        model.fit(x, np.zeros_like(results[name]), verbose=0)
-        results[name + " trained"] = model.predict(x, verbose=0)
+    outputs = keep("loaded")
+    if name == "elsewhere":
+        model.fit(x, {output: 0 * y for output, y in outputs.items()}, verbose=0)
+        keep("trained")
     model.load_weights(f"{folder}/{name}.weights.h5")
-    results[name + " weights"] = model.predict(x, verbose=0)
+    keep("weights")
 np.savez(folder + "/results.npz", **results)
 """
 
@@ -334,28 +339,32 @@ np.savez(folder + "/results.npz", **results)
 def test_a_new_process_loads_what_was_saved(rng, tmp_path):
     x = rng.normal(size=(4, T, D)).astype("float32")
     np.save(tmp_path / "x.npy", x)
-    before, after = {}, {}
+    expected = {}
+
+    def keep(when):
+        expected.update({f"{name} {output} {when}": y for output, y in model.predict(x, verbose=0).items()})
+
+    names = []
     for name, model in models():
-        model.compile(keras.optimizers.Adam(0.01), "mse")
-        y = np.zeros_like(model.predict(x, verbose=0))
-        if "plain" in name:  # dropout draws anew
-            model.set_weights([rng.normal(size=w.shape) for w in model.get_weights()])
-        else:
+        names.append(name)
+        model.set_weights([rng.normal(size=w.shape) for w in model.get_weights()])
+        if name == "elsewhere":
+            model.compile(keras.optimizers.Adam(0.01), "mse")
+            y = {output: np.zeros((len(x), *tensor.shape[1:])) for output, tensor in model.output.items()}
             model.fit(x, y, epochs=2, verbose=0)
         model.save(tmp_path / f"{name}.keras")
         model.save_weights(tmp_path / f"{name}.weights.h5")
-        before[name] = model.predict(x, verbose=0)
-        if "plain" not in name:
+        keep("loaded")
+        keep("weights")
+        if name == "elsewhere":  # the optimizer's state comes along
             model.fit(x, y, verbose=0)
-            after[name] = model.predict(x, verbose=0)
-    subprocess.run([sys.executable, "-c", LOAD, str(tmp_path), *before], check=True)
+            keep("trained")
+    subprocess.run([sys.executable, "-c", LOAD, str(tmp_path), *names], check=True)
     with np.load(tmp_path / "results.npz") as file:
         results = dict(file)
-    for name, expected in before.items():
-        np.testing.assert_allclose(results[name], expected, atol=1e-7)
-        np.testing.assert_allclose(results[f"{name} weights"], expected, atol=1e-7)
-    for name, expected in after.items():  # the optimizer's state came along
-        np.testing.assert_allclose(results[f"{name} trained"], expected, atol=1e-6)
+    assert set(results) == set(expected)
+    for key, value in expected.items():
+        np.testing.assert_allclose(results[key], value, atol=1e-6 if key.endswith("trained") else 1e-7, err_msg=key)
 
 
 def test_without_the_import_loading_is_a_clear_error(rng, tmp_path):

@@ -207,7 +207,7 @@ def test_a_forward_accumulator_finds_its_derivative(tanh_cell, rng, graph, tf):
 @pytest.mark.parametrize(("mode", "masked"), [("eager", True), ("graph", False), ("jit", True)])
 def test_the_gradient_of_a_gradient_is_that_of_the_loop(tanh_cell, rng, mode, masked, request):
     options = {"go_backwards": True, "zero_output_for_mask": True, **DROPOUT} if masked else {}
-    layer, given = make(tanh_cell, rng, **options), batch(tanh_cell, rng)
+    layer, given = make(tanh_cell, rng, **options), batch(tanh_cell, rng, length=3)
     mask = given.mask if masked else None
 
     def penalty_gradients(run):

@@ -10,7 +10,7 @@
 #
 # $$p(y_1, \dots, y_{T'} \mid x_1, \dots, x_T) = \prod_{t=1}^{T'} p(y_t \mid y_1, \dots, y_{t-1}, c)$$
 #
-# As it stands, this trains an LSTM for seven epochs, about a minute on two quiet cores. `python
+# As it stands, this trains an LSTM for six epochs, about a minute on two quiet cores. `python
 # tutorials/08_addition.py --full` trains an LSTM and a GRU for thirty, as was published; that takes a quarter of
 # an hour.
 
@@ -103,7 +103,7 @@ for cell in ["lstm", "gru"] if FULL else ["lstm"]:
     print(cell)
     models[cell], measured = build(cell), HeldOut()
     models[cell].fit(
-        (source[train], target[train]), batch_size=32, epochs=30 if FULL else 7, verbose=0, callbacks=[measured]
+        (source[train], target[train]), batch_size=32, epochs=30 if FULL else 6, verbose=0, callbacks=[measured]
     )
     curves[cell] = measured.accuracy
 

@@ -12,7 +12,7 @@
 # (q_t is the decoder's state). We train the same model with and without, and let both write greedily and by beam
 # search.
 #
-# As it stands, each model sees the words three times, which takes about a minute and a half on two quiet cores.
+# As it stands, each model sees the words twice, which takes about a minute on two quiet cores.
 # `python tutorials/09_attention.py --full` lets them see the words fifteen times.
 
 # %% [markdown]
@@ -75,7 +75,7 @@ for attention in (None, "additive"):
         (source[train], target[train]),
         validation_data=((source[validation], target[validation]), None),
         batch_size=128,
-        epochs=15 if FULL else 3,
+        epochs=15 if FULL else 2,
         verbose=2,
     ).history
     name = "attention" if attention else "no attention"
@@ -164,7 +164,7 @@ steps = np.concatenate([np.diff(row[: len(spoken(tokens))]) for row, tokens in z
 print(f"the gaze moves on in {np.mean(steps > 0):.0%} of the steps")
 assert np.mean(steps > 0) > 0.75
 for strategy in ("greedy", "beam"):
-    assert errors["attention", strategy] < errors["no attention", strategy] <= 0.2
+    assert errors["attention", strategy] < errors["no attention", strategy] <= (0.2 if FULL else 0.25)
 for name in models:
     assert likelihood[name, "beam"] > likelihood[name, "greedy"]
 
@@ -172,6 +172,6 @@ for name in models:
 # ## Exercises
 #
 # 1. The figure's model may say P L EY T OW for "plateau", the dictionary says P L AE T OW. Ask `model.score` for
-#    log p of both. (-1.1 and -4.1 after three rounds.)
-# 2. Take "multiplicative" attention (Luong et al. 2015). (Greedily 12.6 % of the phonemes are wrong after three
-#    rounds, with the additive one 11.7 %.)
+#    log p of both. (-1.7 and -4.6 after two rounds.)
+# 2. Take "multiplicative" attention (Luong et al. 2015). (Greedily 14.2 % of the phonemes are wrong after two
+#    rounds, with the additive one 13.3 %.)
