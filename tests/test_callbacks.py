@@ -9,10 +9,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from test_tap_matrix import BATCH, Subclassed, dense, numbers, read
 
 import keras_gated as kg
 from keras_gated.callbacks import TapCallback
+from keras_gated.dashboard import histogram
+from keras_gated.events import event_file
 from keras_gated.records import Records
 from keras_gated.ring import Ring
 from keras_gated.tap import Reader
@@ -390,6 +393,22 @@ def test_one_callback_for_two_models(tmp_path):
     np.testing.assert_array_equal(norms.records.step, np.arange(4 * 6))
     each = np.array([np.isnan(norms.records.variables[v.path]) for v in one.trainable_variables])
     np.testing.assert_array_equal(each, np.tile(np.repeat([False, True, False, True], 6), (4, 1)))
+
+
+def test_files_are_the_same_without_tensorflow(tmp_path, monkeypatch):
+    found = {}
+    for backend in ("tensorflow", "jax"):
+        monkeypatch.setattr(keras.backend, "backend", lambda backend=backend: backend)
+        file = event_file(tmp_path / backend)
+        for step in range(4):
+            file.write(step, step / 3, {"a": step**2, "b": 1 / 7})
+        file.add(9, 0.5, [histogram("c", np.arange(3), np.arange(2), "about")])
+        file.flush()
+        (path,) = (tmp_path / backend).iterdir()
+        assert path.name.startswith("events.out.tfevents.")
+        version, *found[backend] = EventFileLoader(str(path)).Load()
+        assert version.file_version == "brain.Event:2"
+    assert found["tensorflow"] == found["jax"] and len(found["jax"]) == 5
 
 
 # Long runs.
