@@ -9,7 +9,6 @@ import gc
 import json
 import os
 import pathlib
-import resource
 import signal
 import sys
 import time
@@ -21,10 +20,11 @@ from benchmarks.problem import Problem
 from benchmarks.sequences import Sequences
 
 TOLERANCE = 1e-4  # of the largest value of an array, float32
+TINY = (8, 10, 8, 16)  # B, T, D, N
 PATIENCE = 240  # seconds of processor time until a contender that is still compiling is given up
 LIBRARY = sys.argv[1]
 calls = {}  # (mode, contender): what is timed
-repeats = {}  # as many calls as fill one timing
+lasts = {}  # (mode, contender): seconds of one call
 suspended = []  # filled when the process was stopped for a while
 
 
@@ -39,7 +39,7 @@ def steps(cell, shape, reference, only=None):
         {contender: {"error": largest deviation from ours} or {"reason": why it is not timed}}
     """
     calls.clear()
-    repeats.clear()
+    lasts.clear()
     outcomes, problem = {}, Problem(cell, shape)
     for name, make in _contenders(problem).items():
         if only is None or name in only:
@@ -64,7 +64,7 @@ def steps(cell, shape, reference, only=None):
 def writers(cell, shape, reference):
     """Prepares the encoder-decoders of `cell`, LSTM; the loss of two training steps and what is written is compared."""
     calls.clear()
-    repeats.clear()
+    lasts.clear()
     outcomes = {}
     for name, make in _writers(Sequences(shape)).items():
         note(f"{name}: first call")
@@ -133,7 +133,7 @@ def watched_epoch(cell, contender, shape):
 
 def _epochs(made, first, tolerance):
     calls.clear()
-    repeats.clear()
+    lasts.clear()
     losses = {}
     for name, epoch in made.items():
         note(f"{name}: first epoch")
@@ -147,16 +147,17 @@ def _epochs(made, first, tolerance):
 def timing(name, mode, seconds):
     """ms of one call, in a row of calls that lasts as long, or None where the process was suspended meanwhile."""
     call = calls[name, mode]
-    if (name, mode) not in repeats:
-        repeats[name, mode] = max(1, round(seconds / _seconds_of(call)))
+    if (name, mode) not in lasts:
+        lasts[name, mode] = _seconds_of(call)
+    repeats = max(1, round(seconds / lasts[name, mode]))
     suspended.clear()
     time.sleep(0.005)  # the threads of the contender before go to sleep
-    if repeats[name, mode] > 1:
-        call()  # and ours wake up
+    if lasts[name, mode] < 1:
+        call()  # and ours wake up; the cache is filled
     started = time.perf_counter()
-    for _ in range(repeats[name, mode]):
+    for _ in range(repeats):
         call()
-    ms = (time.perf_counter() - started) / repeats[name, mode] * 1e3
+    ms = (time.perf_counter() - started) / repeats * 1e3
     return None if suspended else round(ms, 4)
 
 
@@ -196,16 +197,21 @@ def first_call(cell, contender, shape):
 
 
 def memory(cell, contender, shape):
-    """MiB that training steps need at most beyond data and weights: with the first call, and from then on."""
+    """MiB that the first step of a tiny layer leaves, and what steps of this shape need at most on top of that, beyond
+    data and weights: with the first call, and from then on."""
+    tiny = _contenders(Problem(cell, TINY))[contender]()
+    start = _resident("VmRSS")
+    tiny.train()
+    left = _resident("VmRSS") - start
     made = _contenders(Problem(cell, shape))[contender]()
     gc.collect()
-    before = _resident("VmRSS")
-    made.train()
-    with_first = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    for _ in range(3):
-        made.train()
-    return {"with_first_MiB": with_first, "steady_MiB": _resident("VmHWM") - before}
+    before, peaks = _resident("VmRSS"), []
+    for steps in (1, 3):
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        for _ in range(steps):
+            made.train()
+        peaks.append(_resident("VmHWM") - before)
+    return {"left_MiB": left, "with_first_MiB": peaks[0], "steady_MiB": peaks[1]}
 
 
 def _resident(name):

@@ -15,7 +15,7 @@ def timed(rng):
 
 def measured(e, rng):
     alone = dict.fromkeys(
-        ("first_s", "second_s", "loss", "later_ms", "with_first_MiB", "steady_MiB"), rng.uniform(1, 9)
+        ("first_s", "second_s", "loss", "later_ms", "left_MiB", "with_first_MiB", "steady_MiB"), rng.uniform(1, 9)
     )
     of_modes = {mode: timed(rng) for mode in e["arguments"].get("modes", ())}
     watched = {name: {"ms": list(rng.uniform(1, 9, 5))} for name in ("no callback", "GradientNorms", "both")}
