@@ -15,7 +15,7 @@ COMMON = {"units": 16, "optimizer": "Adam", "rate": 0.01, "decay": True, "clip":
 
 
 def claims(quick):
-    limit, seeds, tested = (24_000, 1, 150) if quick else (160_000, 7, 300)
+    limit, seeds, tested = (16_000, 1, 150) if quick else (160_000, 7, 300)
     runs = [
         Run("counting", {"cell": cell, **COMMON, "limit": limit, "tested": tested}, seed, limit / 4000)
         for cell in ("LSTM", "GRU")

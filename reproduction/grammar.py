@@ -43,7 +43,7 @@ def judge_strings(results):
 
 
 def stream(quick):
-    updates, seeds = (2500, 1) if quick else (4000, 5)
+    updates, seeds = (1500, 1) if quick else (4000, 5)
     limit = updates * STREAM["batch"]
     return Claim(
         name="Continual Reber grammar",
