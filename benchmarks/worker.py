@@ -23,8 +23,8 @@ TOLERANCE = 1e-4  # of the largest value of an array, float32
 TINY = (8, 10, 8, 16)  # B, T, D, N
 PATIENCE = 240  # seconds of processor time until a contender that is still compiling is given up
 LIBRARY = sys.argv[1]
-calls = {}  # (mode, contender): what is timed
-lasts = {}  # (mode, contender): seconds of one call
+calls = {}  # (contender, mode): what is timed
+lasts = {}  # (contender, mode): seconds of one call
 suspended = []  # filled when the process was stopped for a while
 
 

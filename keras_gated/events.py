@@ -77,7 +77,7 @@ class _Records:
         from tensorboard.compat.proto import event_pb2
 
         tf.io.gfile.makedirs(folder)
-        unique = f"{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+        unique = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
         self._file = tf.io.TFRecordWriter(os.path.join(folder, f"events.out.tfevents.{unique}"))
         self.add_event(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self.flush()
