@@ -18,7 +18,8 @@ from keras import ops
 
 from keras_gated.equations import arithmetic_dtype, norm
 
-CHUNK_BYTES = 1 << 19  # gates of one chunk of time: they stay in the L2 cache between product and steps
+WHOLE_BYTES = 1 << 18  # gates of one sequence: up to here its times are one chunk, and no loop over chunks is compiled
+CHUNK_BYTES = 1 << 19  # else, gates of one chunk: they stay in the L2 cache between product and steps
 
 
 class _Program:
@@ -32,12 +33,15 @@ class _Program:
         self.x_mask, self.h_mask = self.cast([masks.x, masks.h])
         self.D, self.N, self.k = options.features, options.units, len(options.equations.gates)
         self.B, self.T = tf.shape(x)[0], tf.shape(x)[1]
-        most = CHUNK_BYTES // (tf.maximum(self.B, 1) * self.k * self.N * self.dtype.size)
-        # Up to twice the cache, one chunk for all: XLA drops a loop of one turn, and half of its kernels with it.
-        self.length = tf.where(self.T <= 2 * most, self.T, _even(self.T, tf.maximum(4, most)))
         self.end = self.T if length is None else length
-        self.chunks = tf.where(self.length == self.T, 1, -(-self.end // self.length))
         self.row = tf.stack([self.B, 1, self.N])
+        of_a_step = self.k * self.N * self.dtype.size
+        self.whole = x.shape[1] is not None and x.shape[1] * of_a_step <= WHOLE_BYTES
+        if self.whole:
+            self.length = self.T
+        else:
+            self.length = _even(self.T, tf.maximum(4, CHUNK_BYTES // (tf.maximum(self.B, 1) * of_a_step)))
+            self.chunks = -(-self.end // self.length)
 
     def cast(self, tree):
         return tf.nest.map_structure(lambda a: None if a is None else tf.cast(a, self.dtype), tree)
@@ -45,12 +49,26 @@ class _Program:
     def chunk(self, i):
         """First time of chunk i, and the range of its steps: those that no earlier chunk holds, as the last one
         overlaps, and that x has."""
+        if self.whole:
+            return tf.constant(0), tf.constant(0), self.end
         start = tf.minimum(i * self.length, self.T - self.length)  # not by end: XLA would compile for each
         return start, i * self.length - start, tf.minimum(self.length, self.end - start)
 
     def read(self, a, start):
         """A chunk of a (B, T, n): (B, length, n)."""
-        return tf.slice(a, [0, start, 0], [self.B, self.length, a.shape[2]])
+        return a if self.whole else tf.slice(a, [0, start, 0], [self.B, self.length, a.shape[2]])
+
+    def write(self, a, start, rows):
+        """a (B, T, n) with a chunk (B, length, n) from time start on, in place."""
+        return rows if self.whole else ops.slice_update(a, [0, start, 0], rows)
+
+    def each_chunk(self, body, variables, backwards=False):
+        """body(i, *variables) -> variables, for one chunk after the other."""
+        if self.whole:
+            return body(0, *variables)
+        first, step = (self.chunks - 1, -1) if backwards else (tf.constant(0), 1)
+        within = (lambda i, *_: i >= 0) if backwards else (lambda i, *_: i < self.chunks)
+        return _loop(within, lambda i, *variables: (i + step, *body(i, *variables)), (first, *variables))
 
     def read_x(self, start):
         """A chunk of x without padding and with dropout, its rows under one another."""
@@ -90,9 +108,9 @@ class _Program:
         return tf.transpose(tf.reshape(a, (self.length, self.B, self.N)), (1, 0, 2))
 
 
-def _write(a, start, rows):
-    """a (B, T, n) with rows (B, length, n) from time start on, in place."""
-    return ops.slice_update(a, [0, start, 0], rows)
+def _write(a, t, row):
+    """a (B, T, n) with row (B, n) at time t, in place."""
+    return ops.slice_update(a, [0, t, 0], row[:, None])
 
 
 def _write_time(a, at, row):
@@ -146,9 +164,8 @@ def forward(options, x, states, weights, masks, length):
         start, first, end = program.chunk(i)
         valid = program.read_valid(start)
         p = program.chunked(tf.matmul(program.read_x(start), program.W))
-        shown = [] if save else [program.read(a, start) for a in outputs]
 
-        def step(j, states, all_states, all_gates, shown):
+        def step(j, states, all_states, all_gates, outputs):
             t = start + j
             p_j = [p_gate + b for p_gate, b in zip(program.gates(p, j), tf.split(program.b, program.k), strict=True)]
             new, gates = equations.step(p_j, states, *U)
@@ -156,18 +173,16 @@ def forward(options, x, states, weights, masks, length):
             at = tf.stack([t + 1, 0])
             all_states = [_write_time(a, at, s) for a, s in zip(all_states, states, strict=False)]
             all_gates = [_write_time(a, at, g) for a, g in zip(all_gates, gates, strict=False)]
-            shown = [_write(a, j, states[0][:, None]) for a in shown]
-            return j + 1, states, all_states, all_gates, shown
+            outputs = outputs if save else [_write(a, t, states[0]) for a in outputs]
+            return j + 1, states, all_states, all_gates, outputs
 
-        steps = (first, states, all_states, all_gates, shown)
-        states, all_states, all_gates, shown = _loop(lambda j, *_: j < end, step, steps)
+        steps = (first, states, all_states, all_gates, outputs)
+        states, all_states, all_gates, outputs = _loop(lambda j, *_: j < end, step, steps)
         if save:
-            shown = [program.times(all_states[0], start + 1)]
-        outputs = [_write(a, start, rows) for a, rows in zip(outputs, shown, strict=False)]
-        return i + 1, states, all_states, all_gates, outputs
+            outputs = [program.write(a, start, program.times(all_states[0], start + 1)) for a in outputs]
+        return states, all_states, all_gates, outputs
 
-    chunks = (tf.constant(0), states, all_states, all_gates, outputs)
-    states, all_states, all_gates, outputs = _loop(lambda i, *_: i < program.chunks, chunk, chunks)
+    states, all_states, all_gates, outputs = program.each_chunk(chunk, (states, all_states, all_gates, outputs))
     results = [tf.cast(a, x.dtype) for a in (*map(program.only_shown, outputs), *states)]
     return results, (all_states, all_gates)
 
@@ -200,10 +215,10 @@ def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
             before, after = ([program.time(a, time) for a in all_states] for time in (t, t + 1))
             da_j, d_prev = equations.step_gradient(gates, before, after, d_valid, *U_T)
             total = equations.total_gradient(gates, after, d_valid) if d_probe else None
-            d_probe = [_write(a, t, tf.concat([*map(norm, total)], -1)[:, None]) for a in d_probe]
+            d_probe = [_write(a, t, tf.concat([*map(norm, total)], -1)) for a in d_probe]
             if valid_j is not None:  # a masked step hands its gradient on: there da is 0, as it is linear in d
                 d_prev = _where(valid_j, d_prev, d_states)
-            return j - 1, list(d_prev), _write(da, j, da_j[:, None]), d_probe
+            return j - 1, list(d_prev), _write(da, j, da_j), d_probe
 
         da = program.zeros(program.B, program.length, program.k * program.N)
         d_states, da, d_probe = _loop(lambda j, *_: j >= first, step, (end - 1, d_states, da, d_probe))
@@ -216,18 +231,17 @@ def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
         d_weights = [d + n for d, n in zip(d_weights, new, strict=True)]
         dx_chunk = program.chunked(tf.matmul(da, W_T))
         dx_chunk = dx_chunk if program.x_mask is None else dx_chunk * program.x_mask[:, None]
-        return i - 1, d_states, _write(dx, start, dx_chunk), d_probe, d_weights
+        return d_states, program.write(dx, start, dx_chunk), d_probe, d_weights
 
     W, b, _, *b_u = program.weights
     dU = [program.zeros(program.N, n * program.N) for n in equations.products]
     d_weights = [tf.zeros_like(W), tf.zeros_like(b), *dU, *map(tf.zeros_like, b_u)]
     carried = (
-        program.chunks - 1,
         program.cast(list(d_states)),
         program.zeros(program.B, program.T, program.D),
         [program.zeros(program.B, program.T, len(d_states))] if options.probed else [],
         d_weights,
     )
-    d_states, dx, d_probe, d_weights = _loop(lambda i, *_: i >= 0, chunk, carried)
+    d_states, dx, d_probe, d_weights = program.each_chunk(chunk, carried, backwards=True)
     dx, *d_states = [tf.cast(d, x.dtype) for d in (dx, *d_states)]
     return [dx, *d_probe], d_states, d_weights

@@ -97,10 +97,11 @@ def _differentiable(options, x, states, weights, probes, masks):
 
     @tf.custom_gradient
     def run(*tensors):
-        outputs, saved = _forward_lanes(options, tf.nest.pack_sequence_as(given, tensors), masks)
+        rows = _rows(x)
+        outputs, saved = _forward_lanes(options, tf.nest.pack_sequence_as(given, tensors), masks, rows)
 
         def gradient(*d_outputs):
-            return _gradient(options, tf.nest.pack_sequence_as(given, tensors), masks, saved, d_outputs)
+            return _gradient(options, tf.nest.pack_sequence_as(given, tensors), masks, rows, saved, d_outputs)
 
         return outputs, gradient
 
@@ -108,7 +109,7 @@ def _differentiable(options, x, states, weights, probes, masks):
     return (outputs[0], outputs[1:]) if options.sequences else (None, outputs)
 
 
-def _gradient(options, given, masks, saved, d_outputs):
+def _gradient(options, given, masks, rows, saved, d_outputs):
     """First order by the backward sweep; second order by autodiff of Keras's loop over the same equations."""
     # Each order is traced as a graph of its own, which may only hold tensors of that graph.
     masks, arguments = _copied((masks, (given, tuple(d_outputs))))
@@ -116,7 +117,7 @@ def _gradient(options, given, masks, saved, d_outputs):
     @tf.custom_gradient
     def run(*tensors):
         given, d_outputs = tf.nest.pack_sequence_as(arguments, tensors)
-        kept = saved or _forward_lanes(options._replace(save=True), given, masks)[1]
+        kept = saved or _forward_lanes(options._replace(save=True), given, masks, rows)[1]
 
         def gradient(*d_gradients):
             with tf.GradientTape() as tape:
@@ -125,7 +126,7 @@ def _gradient(options, given, masks, saved, d_outputs):
             d_gradients = d_gradients[: len(gradients)]  # of a probe there is no second order
             return tape.gradient(gradients, tensors, d_gradients, tf.UnconnectedGradients.ZERO)
 
-        return _backward_lanes(options, given, masks, kept, d_outputs), gradient
+        return _backward_lanes(options, given, masks, rows, kept, d_outputs), gradient
 
     return run(*tf.nest.flatten(arguments))
 
@@ -150,6 +151,22 @@ def _first_order_by_loop(options, given, masks, d_outputs):
         )
         results = [*([outputs] if options.sequences else []), *states]
     return tape.gradient(results, tensors, d_outputs, tf.UnconnectedGradients.ZERO)
+
+
+def _once(function):
+    """function(options, *tensors) as a graph that is traced once for all calls with tensors of these shapes.  Tracing
+    takes nearly as long as compiling, and Keras traces a step of training twice."""
+
+    @functools.cache
+    def graph(options):
+        return tf.function(functools.partial(function, options), autograph=False)
+
+    @functools.wraps(function)
+    def run(options, *tensors):
+        return function(options, *tensors) if _in_compiled_program() else graph(options)(*tensors)
+
+    run.cache_clear = graph.cache_clear
+    return run
 
 
 # Lanes.
@@ -184,22 +201,37 @@ class _Lanes(tuple):
         return tf.nest.map_structure(lambda a: None if a is None else next(full), tree)
 
 
-def _lanes(x):
-    """One lane for a small batch, else two, where two can run: not on one core, nor inside a program of others."""
+def _rows(x):
+    """How many rows each lane gets, where only the running graph knows B; else None."""
+    if x.shape[0] is not None or not _side_by_side():
+        return None
+    B = tf.shape(x)[0]
+    return _rows_compiled(B, _own_rows(B))
+
+
+def _own_rows(B):
+    return tf.where(B < SMALLEST_BATCH, B, (B + 1) // 2)  # a small batch leaves the second lane empty
+
+
+def _lanes(x, rows):
+    """One lane for a small batch, else two, where two can run."""
     B = x.shape[0]
-    if _in_compiled_program() or _cores() < 2 or (B is not None and B < SMALLEST_BATCH):
+    if rows is None and (B is None or B < SMALLEST_BATCH or not _side_by_side()):
         return _Lanes([_Lane(slice(None))])
-    if B is not None and B % 2 == 0:
+    if rows is None and B % 2 == 0:
         return _Lanes([_Lane(slice(None, B // 2)), _Lane(slice(B // 2, None))])
-    if B is not None:
+    if rows is None:
         return _Lanes([_Lane(slice(None, B // 2 + 1), tf.constant(0)), _Lane(slice(B // 2, None), tf.constant(1))])
     B = tf.shape(x)[0]
-    own = tf.where(B < SMALLEST_BATCH, B, (B + 1) // 2)  # a small batch leaves the second lane empty
-    rows = _rows_compiled(B, own)
     begin = tf.where(rows < B, B - rows, rows)
     lanes = _Lanes([_Lane(slice(None, rows), tf.constant(0)), _Lane(slice(begin, None), tf.maximum(0, rows - begin))])
-    lanes.rows = tf.where((rows != own) & (rows >= B), 2 * rows, B)
+    lanes.rows = tf.where((rows != _own_rows(B)) & (rows >= B), 2 * rows, B)
     return lanes
+
+
+def _side_by_side():
+    """Not on one core, nor inside a program of others."""
+    return not _in_compiled_program() and _cores() > 1
 
 
 def _rows_compiled(B, own):
@@ -244,24 +276,26 @@ def _in_order(options, x):
     return tf.reverse(x, [1]) if options.go_backwards else x
 
 
-def _forward_lanes(options, given, masks):
-    """-> outputs, and what the backward sweep needs: the lanes, and what each kept."""
+@_once
+def _forward_lanes(options, given, masks, rows):
+    """-> outputs, and where it is wanted what each lane kept for the backward sweep."""
     x, states, weights, _ = given
-    lanes = _lanes(x)
+    lanes = _lanes(x, rows)
     rows = lanes.filled((_in_order(options, x), states, masks))
-    results = [_forward_spans(options, *lane.cut(rows[:2]), weights, lane.cut(rows[2])) for lane in lanes]
+    results = [_forward_lane(options, *lane.cut(rows[:2]), weights, lane.cut(rows[2])) for lane in lanes]
     outputs, saved = zip(*results, strict=True)
     like = [x] * options.sequences + list(states)
     outputs = [_join(lanes, parts, a, options.units) for *parts, a in zip(*outputs, like, strict=True)]
-    return outputs, (lanes, saved) if options.save else None
+    return outputs, saved if options.save else None
 
 
-def _backward_lanes(options, given, masks, kept, d_outputs):
+@_once
+def _backward_lanes(options, given, masks, rows, saved, d_outputs):
     x, states, weights, probes = given
-    lanes, saved = kept
+    lanes = _lanes(x, rows)
     rows = lanes.filled((_in_order(options, x), masks, d_outputs))
     results = [
-        _backward_spans(options, x, weights, masks, kept, d_outputs, lane.skipped)
+        _backward_lane(options, x, weights, masks, kept, d_outputs, lane.skipped)
         for lane, kept in zip(lanes, saved, strict=True)
         for x, masks, d_outputs in [lane.cut(rows)]
     ]
@@ -303,6 +337,11 @@ class _Spans:
         """Arrays of one tensor for each span."""
         return [tf.TensorArray(dtype, self.count, clear_after_read=False, element_shape=shape) for _ in range(number)]
 
+    def kept(self, i, arrays, shape, dtype):
+        """Span i of what the forward sweep kept; of its arrays a function can only return the flow."""
+        read = lambda flow: tf.ensure_shape(tf.TensorArray(dtype, flow=flow).read(i), shape)  # noqa: E731
+        return tf.nest.map_structure(read, arrays)
+
     def joined(self, array):
         """One (B, SPAN, n) for each span -> (B, T, n)."""
         parts = tf.stop_gradient(tf.transpose(array.stack(), (1, 0, 2, 3)))
@@ -321,11 +360,24 @@ def _whole(options, d_weights):
     return [dW, db, dU[0] if len(dU) == 1 else tf.concat(dU, 1), *db_u]
 
 
-def _forward_spans(options, x, states, weights, masks):
+def _forward_lane(options, x, states, weights, masks):
     """`forward` of one lane."""
-    run = _compiled(forward, options)
     if x.shape[1] is not None or _in_compiled_program():
-        return run(x, states, weights, masks, None)
+        return _compiled(forward, options)(x, states, weights, masks, None)
+    return _forward_spans(options, x, states, weights, masks)
+
+
+def _backward_lane(options, x, weights, masks, saved, d_outputs, skipped):
+    """`backward` of one lane."""
+    if x.shape[1] is not None or _in_compiled_program():
+        *d_rows, d_weights = _compiled(backward, options)(x, weights, masks, saved, d_outputs, None, skipped)
+        return *d_rows, _whole(options, d_weights)
+    return _backward_spans(options, x, weights, masks, saved, d_outputs, skipped)
+
+
+@_once
+def _forward_spans(options, x, states, weights, masks):
+    run = _compiled(forward, options)
     spans = _Spans(tf.shape(x)[1])
     x, valid, shown = map(spans.padded, (x, masks.valid, masks.shown))
 
@@ -336,31 +388,30 @@ def _forward_spans(options, x, states, weights, masks):
         saved = tf.nest.map_structure(lambda a, b: a.write(i, b), saved, tuple(kept))
         return i + 1, _as_before(states, outputs[len(sequences) :]), sequences, saved
 
-    rows, dtype, save = (x.shape[0], options.units), arithmetic_dtype(x.dtype), options.save
-    kept = (SPAN + 1, None if rows[0] is None else rows[0] * rows[1])
-    sequences = spans.arrays(options.sequences, (rows[0], SPAN, rows[1]), x.dtype)
-    saved = (
-        spans.arrays(save * len(states), kept, dtype),
-        spans.arrays(save * len(options.equations.saved), kept, dtype),
-    )
+    save, kept = options.save, (_kept_shape(options, x), arithmetic_dtype(x.dtype))
+    sequences = spans.arrays(options.sequences, (x.shape[0], SPAN, options.units), x.dtype)
+    saved = spans.arrays(save * len(states), *kept), spans.arrays(save * len(options.equations.saved), *kept)
     carried = (tf.constant(0), tuple(states), sequences, saved)
     _, states, sequences, saved = tf.while_loop(lambda i, *_: i < spans.count, span, carried)
-    return [*map(spans.joined, sequences), *tf.nest.map_structure(tf.stop_gradient, states)], saved
+    outputs = [*map(spans.joined, sequences), *tf.nest.map_structure(tf.stop_gradient, states)]
+    return outputs, tf.nest.map_structure(lambda a: a.flow, saved)
 
 
+def _kept_shape(options, x):
+    """Of what is kept of one span."""
+    return SPAN + 1, None if x.shape[0] is None else x.shape[0] * options.units
+
+
+@_once
 def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
-    """`backward` of one lane."""
     run = _compiled(backward, options)
-    if x.shape[1] is not None or _in_compiled_program():
-        *d_rows, d_weights = run(x, weights, masks, saved, d_outputs, None, skipped)
-        return *d_rows, _whole(options, d_weights)
     spans = _Spans(tf.shape(x)[1])
     d_sequence, *d_states = d_outputs if options.sequences else (None, *d_outputs)
     x, valid, shown, d_sequence = map(spans.padded, (x, masks.valid, masks.shown, d_sequence))
 
     def span(i, d_states, d_weights, d_sequences):
         part = masks._replace(valid=spans.cut(valid, i), shown=spans.cut(shown, i))
-        kept = tf.nest.map_structure(lambda a: a.read(i), saved)
+        kept = spans.kept(i, saved, _kept_shape(options, x), dtype)
         d_outputs = [*([spans.cut(d_sequence, i)] if options.sequences else []), *d_states]
         rows, new_states, new = run(spans.cut(x, i), weights, part, kept, d_outputs, spans.length(i), skipped)
         d_weights = [d + n for d, n in zip(d_weights, _whole(options, new), strict=True)]

@@ -25,12 +25,13 @@ def choose(monkeypatch):
     """Forces a choice of the engine, and forgets what was traced under another one."""
 
     def forget():
-        sweep._traced.cache_clear()
-        sweep._compiled.cache_clear()
+        traced = sweep._traced, sweep._compiled, sweep._forward_lanes, sweep._backward_lanes
+        for function in (*traced, sweep._forward_spans, sweep._backward_spans):
+            function.cache_clear()
 
     def choose(**constants):
         for name, value in constants.items():
-            monkeypatch.setattr(program if name == "CHUNK_BYTES" else sweep, name, value)
+            monkeypatch.setattr(program if name.endswith("_BYTES") else sweep, name, value)
         forget()
 
     yield choose
@@ -38,12 +39,12 @@ def choose(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("chunk_bytes", "smallest_batch"),
-    [(1, 1), (5_000, 1000), (1 << 30, 1)],
-    ids=["4 steps, 2 lanes", "some more steps, 1 lane", "all steps, 2 lanes"],
+    ("whole_bytes", "chunk_bytes", "smallest_batch"),
+    [(0, 1, 1), (0, 5_000, 1000), (0, 1 << 30, 1), (1 << 30, 1, 1)],
+    ids=["4 steps, 2 lanes", "some more steps, 1 lane", "a chunk of all steps, 2 lanes", "no chunks, 2 lanes"],
 )
-def test_chunks_and_lanes_change_nothing(cell, rng, choose, chunk_bytes, smallest_batch):
-    choose(CHUNK_BYTES=chunk_bytes, SMALLEST_BATCH=smallest_batch)
+def test_chunks_and_lanes_change_nothing(cell, rng, choose, whole_bytes, chunk_bytes, smallest_batch):
+    choose(WHOLE_BYTES=whole_bytes, CHUNK_BYTES=chunk_bytes, SMALLEST_BATCH=smallest_batch)
     given = batch(cell, rng, size=9, length=23)  # neither lanes nor chunks come out even
     layer = make(cell, rng, go_backwards=True, dropout=0.3, recurrent_dropout=0.3, seed=1)
     seed = np.asarray(layer.cell.seed_generator.state)
@@ -86,12 +87,18 @@ def test_unknown_batch_and_time(name, rng, known):
 
 
 @pytest.mark.parametrize(
-    ("name", "sequences"),
-    [("rnn_tanh", True), ("lstm", True), ("lstm", False), ("gru", True), ("gru_reset_after", True)],
+    ("name", "sequences", "whole_bytes"),
+    [
+        ("rnn_tanh", True, 0),
+        ("lstm", True, 1 << 30),
+        ("lstm", False, 0),
+        ("gru", True, 1 << 30),
+        ("gru_reset_after", True, 0),
+    ],
 )
-def test_spans_of_time_change_nothing(name, rng, choose, sequences):
+def test_spans_of_time_change_nothing(name, rng, choose, sequences, whole_bytes):
     """Where T is unknown, one program runs over it span by span: less than one, exactly one, several and a rest."""
-    choose(SPAN=7, CHUNK_BYTES=1, SMALLEST_BATCH=2)
+    choose(SPAN=7, WHOLE_BYTES=whole_bytes, CHUNK_BYTES=1, SMALLEST_BATCH=2)
     cell = CELLS[name]
     options = dict(return_sequences=sequences, go_backwards=True, dropout=0.3, recurrent_dropout=0.3, seed=1)
     layer = make(cell, rng, **options)
@@ -126,7 +133,7 @@ def test_as_many_lanes_as_can_run(monkeypatch, cores, threads, size, lanes):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: threads)
     x = tf.zeros((size, 2, D))
-    cut = [lane.cut(x).shape[0] for lane in sweep._lanes(x)]
+    cut = [lane.cut(x).shape[0] for lane in sweep._lanes(x, sweep._rows(x))]
     assert len(cut) == lanes and len(set(cut)) == 1
 
 
