@@ -1,7 +1,7 @@
 """One compiled program: the equations of a cell over the rows of one lane and the steps of one span, on TensorFlow.
 
 Hidden here: the two loops over time, forward and backward, with masks, dropout, chunks and precision.  Whoever runs
-it (sweep.py) compiles it by XLA; every size is then a constant.
+it (lane.py) compiles it by XLA; every size is then a constant.
 
 A program walks over chunks of time small enough for the cache: one product x W for the chunk, then its steps;
 backward its steps, then one product each for dW, dU and dx.  Neither x W nor da exists for all times, unless small.

@@ -1,11 +1,9 @@
 """Sweeps through time on TensorFlow: the recurrence forward, and Algorithm rnn-bptt backward.
 
-Hidden here: gradients of either order, reversal, lanes, spans of time, compilation.  A caller sees one
-differentiable function of tensors, `sweep`; a cell is only its `Equations` (equations.py).
+Hidden here: gradients of either order, reversal, lanes.  A caller sees one differentiable function of tensors,
+`sweep`; a cell is only its `Equations` (equations.py).
 
-How it runs.  The batch is cut into lanes, one compiled program each (program.py), which TensorFlow runs side by
-side.  Where T is unknown when the graph is made, a lane is one program of SPAN steps, run over one span of time
-after the other, and compiled once for all lengths.
+How it runs.  The batch is cut into lanes (lane.py), compiled programs (program.py) that TensorFlow runs side by side.
 
 Axes: B batch, T time, D features, N units, k gates.
 """
@@ -17,17 +15,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.eager import forwardprop_util
-from tensorflow.python.framework import ops as graphs
-from tensorflow.python.ops import control_flow_util
 
-from keras_gated.equations import arithmetic_dtype, loop
-from keras_gated.program import backward, forward
+from keras_gated.equations import loop
+from keras_gated.lane import backward, forward, in_compiled_program, once
+from keras_gated.lane import programs as programs
 
 SMALLEST_BATCH = 8  # below, a second lane costs more than it saves
 FILLED = 32  # short batches that are filled up to a size that is compiled: together they cost about one compilation
-SPAN = 64  # steps of one compiled program where T is unknown
-
-_programs = []  # all that `_compiled` made
 
 
 class Options(NamedTuple):
@@ -153,22 +147,6 @@ def _first_order_by_loop(options, given, masks, d_outputs):
     return tape.gradient(results, tensors, d_outputs, tf.UnconnectedGradients.ZERO)
 
 
-def _once(function):
-    """function(options, *tensors) as a graph that is traced once for all calls with tensors of these shapes.  Tracing
-    takes nearly as long as compiling, and Keras traces a step of training twice."""
-
-    @functools.cache
-    def graph(options):
-        return tf.function(functools.partial(function, options), autograph=False)
-
-    @functools.wraps(function)
-    def run(options, *tensors):
-        return function(options, *tensors) if _in_compiled_program() else graph(options)(*tensors)
-
-    run.cache_clear = graph.cache_clear
-    return run
-
-
 # Lanes.
 
 
@@ -231,7 +209,7 @@ def _lanes(x, rows):
 
 def _side_by_side():
     """Not on one core, nor inside a program of others."""
-    return not _in_compiled_program() and _cores() > 1
+    return not in_compiled_program() and _cores() > 1
 
 
 def _rows_compiled(B, own):
@@ -258,10 +236,6 @@ def _cores():
     return min(allowed, tf.config.threading.get_inter_op_parallelism_threads() or allowed)
 
 
-def _in_compiled_program():
-    return control_flow_util.GraphOrParentsInXlaContext(graphs.get_default_graph())
-
-
 def _join(lanes, parts, like, width):
     """The rows of all lanes, as many as `like` has, of its shape but for the last axis."""
     parts = [part[lane.skipped :] for lane, part in zip(lanes, parts, strict=True)]
@@ -276,28 +250,28 @@ def _in_order(options, x):
     return tf.reverse(x, [1]) if options.go_backwards else x
 
 
-@_once
+@once
 def _forward_lanes(options, given, masks, rows):
     """-> outputs, and where it is wanted what each lane kept for the backward sweep."""
     x, states, weights, _ = given
     lanes = _lanes(x, rows)
-    rows = lanes.filled((_in_order(options, x), states, masks))
-    results = [_forward_lane(options, *lane.cut(rows[:2]), weights, lane.cut(rows[2])) for lane in lanes]
+    batch = lanes.filled((_in_order(options, x), states, masks))
+    results = [forward(options, *lane.cut(batch[:2]), weights, lane.cut(batch[2])) for lane in lanes]
     outputs, saved = zip(*results, strict=True)
     like = [x] * options.sequences + list(states)
     outputs = [_join(lanes, parts, a, options.units) for *parts, a in zip(*outputs, like, strict=True)]
     return outputs, saved if options.save else None
 
 
-@_once
+@once
 def _backward_lanes(options, given, masks, rows, saved, d_outputs):
     x, states, weights, probes = given
     lanes = _lanes(x, rows)
-    rows = lanes.filled((_in_order(options, x), masks, d_outputs))
+    batch = lanes.filled((_in_order(options, x), masks, d_outputs))
     results = [
-        _backward_lane(options, x, weights, masks, kept, d_outputs, lane.skipped)
+        backward(options, x, weights, masks, kept, d_outputs, lane.skipped)
         for lane, kept in zip(lanes, saved, strict=True)
-        for x, masks, d_outputs in [lane.cut(rows)]
+        for x, masks, d_outputs in [lane.cut(batch)]
     ]
     d_sequences, d_states, d_weights = zip(*results, strict=True)
     d_sequences, d_states = (
@@ -307,137 +281,3 @@ def _backward_lanes(options, given, masks, rows, saved, d_outputs):
     dx, *d_probes = [_in_order(options, d) for d in d_sequences]
     d_weights = [tf.cast(tf.add_n(parts), w.dtype) for *parts, w in zip(*d_weights, weights, strict=True)]
     return [dx, *d_states, *d_weights, *d_probes]
-
-
-# Spans.
-
-
-class _Spans:
-    """Where T is unknown when the graph is made: spans of time, one program for all of them and for every T."""
-
-    def __init__(self, T):
-        self.T, self.count = T, -(-T // SPAN)
-
-    def padded(self, a):
-        """a (B, T, ...) filled up to whole spans; None stays None."""
-        ends = [[0, 0], [0, self.count * SPAN - self.T]]
-        return None if a is None else tf.pad(a, ends + [[0, 0]] * (a.shape.rank - 2))
-
-    def cut(self, a, i):
-        """Span i of a padded (B, T, ...)."""
-        if a is None:
-            return None
-        part = a[:, i * SPAN : (i + 1) * SPAN]
-        return tf.ensure_shape(part, (a.shape[0], SPAN, *a.shape[2:]))
-
-    def length(self, i):
-        return tf.minimum(SPAN, self.T - i * SPAN)
-
-    def arrays(self, number, shape, dtype):
-        """Arrays of one tensor for each span."""
-        return [tf.TensorArray(dtype, self.count, clear_after_read=False, element_shape=shape) for _ in range(number)]
-
-    def kept(self, i, arrays, shape, dtype):
-        """Span i of what the forward sweep kept; of its arrays a function can only return the flow."""
-        read = lambda flow: tf.ensure_shape(tf.TensorArray(dtype, flow=flow).read(i), shape)  # noqa: E731
-        return tf.nest.map_structure(read, arrays)
-
-    def joined(self, array):
-        """One (B, SPAN, n) for each span -> (B, T, n)."""
-        parts = tf.stop_gradient(tf.transpose(array.stack(), (1, 0, 2, 3)))
-        return tf.reshape(parts, (tf.shape(parts)[0], self.count * SPAN, parts.shape[-1]))[:, : self.T]
-
-
-def _as_before(old, new):
-    """The new tensors with the static shapes of the old: a compiled program does not tell them."""
-    return tuple(tf.ensure_shape(n, o.shape) for n, o in zip(new, old, strict=True))
-
-
-def _whole(options, d_weights):
-    """The gradients of the weights, with dU in one: joined out here, as XLA compiles long for it."""
-    dW, db, *dU, last = d_weights
-    dU, db_u = (dU, [last]) if options.equations.recurrent_bias else ([*dU, last], [])
-    return [dW, db, dU[0] if len(dU) == 1 else tf.concat(dU, 1), *db_u]
-
-
-def _forward_lane(options, x, states, weights, masks):
-    """`forward` of one lane."""
-    if x.shape[1] is not None or _in_compiled_program():
-        return _compiled(forward, options)(x, states, weights, masks, None)
-    return _forward_spans(options, x, states, weights, masks)
-
-
-def _backward_lane(options, x, weights, masks, saved, d_outputs, skipped):
-    """`backward` of one lane."""
-    if x.shape[1] is not None or _in_compiled_program():
-        *d_rows, d_weights = _compiled(backward, options)(x, weights, masks, saved, d_outputs, None, skipped)
-        return *d_rows, _whole(options, d_weights)
-    return _backward_spans(options, x, weights, masks, saved, d_outputs, skipped)
-
-
-@_once
-def _forward_spans(options, x, states, weights, masks):
-    run = _compiled(forward, options)
-    spans = _Spans(tf.shape(x)[1])
-    x, valid, shown = map(spans.padded, (x, masks.valid, masks.shown))
-
-    def span(i, states, sequences, saved):
-        part = masks._replace(valid=spans.cut(valid, i), shown=spans.cut(shown, i))
-        outputs, kept = run(spans.cut(x, i), states, weights, part, spans.length(i))
-        sequences = [a.write(i, h) for a, h in zip(sequences, outputs, strict=False)]
-        saved = tf.nest.map_structure(lambda a, b: a.write(i, b), saved, tuple(kept))
-        return i + 1, _as_before(states, outputs[len(sequences) :]), sequences, saved
-
-    save, kept = options.save, (_kept_shape(options, x), arithmetic_dtype(x.dtype))
-    sequences = spans.arrays(options.sequences, (x.shape[0], SPAN, options.units), x.dtype)
-    saved = spans.arrays(save * len(states), *kept), spans.arrays(save * len(options.equations.saved), *kept)
-    carried = (tf.constant(0), tuple(states), sequences, saved)
-    _, states, sequences, saved = tf.while_loop(lambda i, *_: i < spans.count, span, carried)
-    outputs = [*map(spans.joined, sequences), *tf.nest.map_structure(tf.stop_gradient, states)]
-    return outputs, tf.nest.map_structure(lambda a: a.flow, saved)
-
-
-def _kept_shape(options, x):
-    """Of what is kept of one span."""
-    return SPAN + 1, None if x.shape[0] is None else x.shape[0] * options.units
-
-
-@_once
-def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
-    run = _compiled(backward, options)
-    spans = _Spans(tf.shape(x)[1])
-    d_sequence, *d_states = d_outputs if options.sequences else (None, *d_outputs)
-    x, valid, shown, d_sequence = map(spans.padded, (x, masks.valid, masks.shown, d_sequence))
-
-    def span(i, d_states, d_weights, d_sequences):
-        part = masks._replace(valid=spans.cut(valid, i), shown=spans.cut(shown, i))
-        kept = spans.kept(i, saved, _kept_shape(options, x), dtype)
-        d_outputs = [*([spans.cut(d_sequence, i)] if options.sequences else []), *d_states]
-        rows, new_states, new = run(spans.cut(x, i), weights, part, kept, d_outputs, spans.length(i), skipped)
-        d_weights = [d + n for d, n in zip(d_weights, _whole(options, new), strict=True)]
-        d_sequences = [a.write(i, d) for a, d in zip(d_sequences, rows, strict=True)]
-        return i - 1, _as_before(d_states, new_states), d_weights, d_sequences
-
-    dtype = arithmetic_dtype(x.dtype)
-    d_sequences = spans.arrays(1, (x.shape[0], SPAN, options.features), x.dtype)
-    d_sequences += spans.arrays(options.probed, (x.shape[0], SPAN, len(d_states)), dtype)
-    d_weights = [tf.zeros(w.shape, dtype) for w in weights]
-    carried = (spans.count - 1, tuple(d_states), d_weights, d_sequences)
-    _, d_states, d_weights, d_sequences = tf.while_loop(lambda i, *_: i >= 0, span, carried)
-    return [*map(spans.joined, d_sequences)], tf.nest.map_structure(tf.stop_gradient, d_states), d_weights
-
-
-def programs():
-    """How many programs were made so far in this process.  XLA compiles each once for every size of a lane, and
-    where T is known when the graph is made for every T; where it is unknown, one program does for all."""
-    return sum(made.experimental_get_tracing_count() for made in _programs)
-
-
-@functools.cache
-def _compiled(function, options):
-    def opaque(*arguments):  # or a tape of higher order would have TensorFlow differentiate the loops
-        return tf.nest.map_structure(tf.stop_gradient, function(options, *arguments))
-
-    made = tf.function(opaque, jit_compile=True, autograph=False, reduce_retracing=True)
-    _programs.append(made)
-    return made

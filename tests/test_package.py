@@ -19,6 +19,7 @@ MODULES = {
 ORDER = [
     "equations",
     "program",
+    "lane",
     "sweep",
     "recurrence",
     "cells.simple_rnn",

@@ -12,7 +12,7 @@ import tensorflow as tf
 from cells import CELLS, D, N, assert_close, batch, build, loop_of, make, values_and_gradients
 
 import keras_gated as kg
-from keras_gated import program, sweep
+from keras_gated import lane, program, sweep
 
 
 @pytest.fixture(params=["rnn_tanh", "lstm", "gru", "gru_reset_after"])
@@ -25,13 +25,14 @@ def choose(monkeypatch):
     """Forces a choice of the engine, and forgets what was traced under another one."""
 
     def forget():
-        traced = sweep._traced, sweep._compiled, sweep._forward_lanes, sweep._backward_lanes
-        for function in (*traced, sweep._forward_spans, sweep._backward_spans):
+        of_sweep = sweep._traced, sweep._forward_lanes, sweep._backward_lanes
+        for function in (*of_sweep, lane._compiled, lane._forward_spans, lane._backward_spans):
             function.cache_clear()
 
     def choose(**constants):
         for name, value in constants.items():
-            monkeypatch.setattr(program if name.endswith("_BYTES") else sweep, name, value)
+            (module,) = (m for m in (program, lane, sweep) if hasattr(m, name))
+            monkeypatch.setattr(module, name, value)
         forget()
 
     yield choose
@@ -133,13 +134,13 @@ def test_as_many_lanes_as_can_run(monkeypatch, cores, threads, size, lanes):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: threads)
     x = tf.zeros((size, 2, D))
-    cut = [lane.cut(x).shape[0] for lane in sweep._lanes(x, sweep._rows(x))]
+    cut = [rows.cut(x).shape[0] for rows in sweep._lanes(x, sweep._rows(x))]
     assert len(cut) == lanes and len(set(cut)) == 1
 
 
 LENGTHS = """
 import sys, numpy as np, tensorflow as tf, keras_gated as kg
-from keras_gated import program, sweep
+from keras_gated import sweep
 layer = kg.GRU(4)
 layer.build((None, None, 3))
 sizes, lengths = eval(sys.argv[1]), eval(sys.argv[2])
