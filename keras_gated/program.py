@@ -18,7 +18,8 @@ from keras import ops
 
 from keras_gated.equations import arithmetic_dtype, norm
 
-WHOLE_BYTES = 1 << 18  # gates of one sequence: up to here its times are one chunk, and no loop over chunks is compiled
+WHOLE_BYTES = 1 << 18  # gates of one sequence: up to here its times are one chunk, and no loop over chunks is compiled;
+# half of it in training, which has their gradients besides
 CHUNK_BYTES = 1 << 19  # else, gates of one chunk: they stay in the L2 cache between product and steps
 
 
@@ -36,7 +37,7 @@ class _Program:
         self.end = self.T if length is None else length
         self.row = tf.stack([self.B, 1, self.N])
         of_a_step = self.k * self.N * self.dtype.size
-        self.whole = x.shape[1] is not None and x.shape[1] * of_a_step <= WHOLE_BYTES
+        self.whole = x.shape[1] is not None and x.shape[1] * of_a_step * (1 + options.save) <= WHOLE_BYTES
         if self.whole:
             self.length = self.T
         else:
