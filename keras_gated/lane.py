@@ -17,40 +17,61 @@ from keras_gated.equations import arithmetic_dtype
 
 SPAN = 64  # steps of one compiled program where T is unknown
 
-_programs = []  # all that `_compiled` made
-
 
 def in_compiled_program():
     return control_flow_util.GraphOrParentsInXlaContext(graphs.get_default_graph())
 
 
 def once(function):
-    """function(options, *tensors) as a graph that is traced once for all calls with tensors of these shapes.  Tracing
-    takes nearly as long as compiling, and Keras traces a step of training twice."""
-
-    @functools.cache
-    def graph(options):
-        return tf.function(functools.partial(function, options), autograph=False)
+    """function(options, *tensors) as a graph that is traced once for tensors of these shapes.  Tracing takes nearly as
+    long as compiling, and Keras traces a step of training twice."""
 
     @functools.wraps(function)
     def run(options, *tensors):
-        return function(options, *tensors) if in_compiled_program() else graph(options)(*tensors)
+        return function(options, *tensors) if in_compiled_program() else _run(function, options, *tensors)
 
-    run.cache_clear = graph.cache_clear
     return run
+
+
+def _run(function, options, *tensors, compiled=False):
+    shapes = tuple(None if a is None else a.shape for a in tf.nest.flatten(tensors))
+    return _graph(function, options, shapes, compiled)(*tensors)
+
+
+@functools.cache
+def _graph(function, options, shapes, compiled):
+    """One graph for each set of shapes: of several, TensorFlow would warn, and forget what is known of them."""
+
+    def opaque(*tensors):  # or a tape of higher order would have TensorFlow differentiate the loops of a program
+        return tf.nest.map_structure(tf.stop_gradient, function(options, *tensors))
+
+    if compiled:
+        _programs.append(shapes)
+        return tf.function(opaque, jit_compile=True, autograph=False)
+    return tf.function(functools.partial(function, options), autograph=False)
+
+
+_programs = []  # for each that is compiled, what shapes it has
+
+
+def programs():
+    """How many programs were made so far in this process.  XLA compiles each once for every size of a lane, and
+    where T is known when the graph is made for every T; where it is unknown, one program does for all."""
+    return len(_programs)
 
 
 def forward(options, x, states, weights, masks):
     """-> [outputs (B, T, N) where wanted, *final states], and what the backward sweep needs."""
     if x.shape[1] is not None or in_compiled_program():
-        return _compiled(program.forward, options)(x, states, weights, masks, None)
+        return _run(program.forward, options, x, states, weights, masks, None, compiled=True)
     return _forward_spans(options, x, states, weights, masks)
 
 
 def backward(options, x, weights, masks, saved, d_outputs, skipped):
     """-> [dx and, where it is wanted, the gradient of the probe], gradients of the initial states, and of weights."""
     if x.shape[1] is not None or in_compiled_program():
-        *d_rows, d_weights = _compiled(program.backward, options)(x, weights, masks, saved, d_outputs, None, skipped)
+        tensors = x, weights, masks, saved, d_outputs, None, skipped
+        *d_rows, d_weights = _run(program.backward, options, *tensors, compiled=True)
         return *d_rows, _whole(options, d_weights)
     return _backward_spans(options, x, weights, masks, saved, d_outputs, skipped)
 
@@ -105,13 +126,13 @@ def _whole(options, d_weights):
 
 @once
 def _forward_spans(options, x, states, weights, masks):
-    run = _compiled(program.forward, options)
     spans = _Spans(tf.shape(x)[1])
     x, valid, shown = map(spans.padded, (x, masks.valid, masks.shown))
 
     def span(i, states, sequences, saved):
         part = masks._replace(valid=spans.cut(valid, i), shown=spans.cut(shown, i))
-        outputs, kept = run(spans.cut(x, i), states, weights, part, spans.length(i))
+        tensors = spans.cut(x, i), states, weights, part, spans.length(i)
+        outputs, kept = _run(program.forward, options, *tensors, compiled=True)
         sequences = [a.write(i, h) for a, h in zip(sequences, outputs, strict=False)]
         saved = tf.nest.map_structure(lambda a, b: a.write(i, b), saved, tuple(kept))
         return i + 1, _as_before(states, outputs[len(sequences) :]), sequences, saved
@@ -132,7 +153,6 @@ def _kept_shape(options, x):
 
 @once
 def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
-    run = _compiled(program.backward, options)
     spans = _Spans(tf.shape(x)[1])
     d_sequence, *d_states = d_outputs if options.sequences else (None, *d_outputs)
     x, valid, shown, d_sequence = map(spans.padded, (x, masks.valid, masks.shown, d_sequence))
@@ -141,7 +161,8 @@ def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
         part = masks._replace(valid=spans.cut(valid, i), shown=spans.cut(shown, i))
         kept = spans.kept(i, saved, _kept_shape(options, x), dtype)
         d_outputs = [*([spans.cut(d_sequence, i)] if options.sequences else []), *d_states]
-        rows, new_states, new = run(spans.cut(x, i), weights, part, kept, d_outputs, spans.length(i), skipped)
+        tensors = spans.cut(x, i), weights, part, kept, d_outputs, spans.length(i), skipped
+        rows, new_states, new = _run(program.backward, options, *tensors, compiled=True)
         d_weights = [d + n for d, n in zip(d_weights, _whole(options, new), strict=True)]
         d_sequences = [a.write(i, d) for a, d in zip(d_sequences, rows, strict=True)]
         return i - 1, _as_before(d_states, new_states), d_weights, d_sequences
@@ -153,19 +174,3 @@ def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
     carried = (spans.count - 1, tuple(d_states), d_weights, d_sequences)
     _, d_states, d_weights, d_sequences = tf.while_loop(lambda i, *_: i >= 0, span, carried)
     return [*map(spans.joined, d_sequences)], tf.nest.map_structure(tf.stop_gradient, d_states), d_weights
-
-
-def programs():
-    """How many programs were made so far in this process.  XLA compiles each once for every size of a lane, and
-    where T is known when the graph is made for every T; where it is unknown, one program does for all."""
-    return sum(made.experimental_get_tracing_count() for made in _programs)
-
-
-@functools.cache
-def _compiled(function, options):
-    def opaque(*arguments):  # or a tape of higher order would have TensorFlow differentiate the loops
-        return tf.nest.map_structure(tf.stop_gradient, function(options, *arguments))
-
-    made = tf.function(opaque, jit_compile=True, autograph=False, reduce_retracing=True)
-    _programs.append(made)
-    return made

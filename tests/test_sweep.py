@@ -25,9 +25,8 @@ def choose(monkeypatch):
     """Forces a choice of the engine, and forgets what was traced under another one."""
 
     def forget():
-        of_sweep = sweep._traced, sweep._forward_lanes, sweep._backward_lanes
-        for function in (*of_sweep, lane._compiled, lane._forward_spans, lane._backward_spans):
-            function.cache_clear()
+        sweep._traced.cache_clear()
+        lane._graph.cache_clear()
 
     def choose(**constants):
         for name, value in constants.items():
