@@ -40,7 +40,7 @@ def _run(function, options, *tensors, compiled=False):
 
 @functools.cache
 def _graph(function, options, shapes, compiled):
-    """One graph for each set of shapes: of several, TensorFlow would warn, and forget what is known of them."""
+    """One graph for each set of shapes, so that what is known of them stays known."""
 
     def opaque(*tensors):  # or a tape of higher order would have TensorFlow differentiate the loops of a program
         return tf.nest.map_structure(tf.stop_gradient, function(options, *tensors))

@@ -177,6 +177,16 @@ def test_what_is_compiled_is_bounded(tmp_path, sizes, lengths, compiled):
     assert len(list(tmp_path.glob("*opaque*before_optimizations.txt"))) == compiled
 
 
+def test_a_length_that_is_known_stays_known(rng):
+    """Each has a program of its own, whatever others there were before."""
+    layer, before = build(kg.GRU(3), rng), sweep.programs()
+    for length in range(4, 7):
+        x = tf.constant(rng.normal(size=(2, length, D)), tf.float32)
+        traced = tf.function(layer, input_signature=[tf.TensorSpec(x.shape)], autograph=False)
+        assert_close([traced(x)], [keras.layers.RNN(layer.cell)(x)])
+    assert sweep.programs() == before + 3
+
+
 def test_layers_of_several_sizes_live_in_one_process(rng):
     """They share what is compiled for the same sizes, and nothing else."""
     for features, units in [(3, 2), (5, 4), (3, 4)]:
