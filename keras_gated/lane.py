@@ -17,6 +17,8 @@ from keras_gated.equations import arithmetic_dtype
 
 SPAN = 64  # steps of one compiled program where T is unknown
 
+_programs = []  # the shapes of each that was made
+
 
 def in_compiled_program():
     return control_flow_util.GraphOrParentsInXlaContext(graphs.get_default_graph())
@@ -24,7 +26,8 @@ def in_compiled_program():
 
 def once(function):
     """function(options, *tensors) as a graph that is traced once for tensors of these shapes.  Tracing takes nearly as
-    long as compiling, and Keras traces a step of training twice."""
+    long as compiling, and Keras traces a step of training twice.  Inside a program of others, where a batch is cut up
+    differently, it is part of theirs."""
 
     @functools.wraps(function)
     def run(options, *tensors):
@@ -41,17 +44,14 @@ def _run(function, options, *tensors, compiled=False):
 @functools.cache
 def _graph(function, options, shapes, compiled):
     """One graph for each set of shapes, so that what is known of them stays known."""
+    if not compiled:
+        return tf.function(functools.partial(function, options), autograph=False)
 
-    def opaque(*tensors):  # or a tape of higher order would have TensorFlow differentiate the loops of a program
+    def opaque(*tensors):  # or a tape of higher order would have TensorFlow differentiate the loops
         return tf.nest.map_structure(tf.stop_gradient, function(options, *tensors))
 
-    if compiled:
-        _programs.append(shapes)
-        return tf.function(opaque, jit_compile=True, autograph=False)
-    return tf.function(functools.partial(function, options), autograph=False)
-
-
-_programs = []  # for each that is compiled, what shapes it has
+    _programs.append(shapes)
+    return tf.function(opaque, jit_compile=True, autograph=False)
 
 
 def programs():
@@ -72,7 +72,7 @@ def backward(options, x, weights, masks, saved, d_outputs, skipped):
     if x.shape[1] is not None or in_compiled_program():
         tensors = x, weights, masks, saved, d_outputs, None, skipped
         *d_rows, d_weights = _run(program.backward, options, *tensors, compiled=True)
-        return *d_rows, _whole(options, d_weights)
+        return *d_rows, _with_one_dU(options, d_weights)
     return _backward_spans(options, x, weights, masks, saved, d_outputs, skipped)
 
 
@@ -103,7 +103,10 @@ class _Spans:
 
     def kept(self, i, arrays, shape, dtype):
         """Span i of what the forward sweep kept; of its arrays a function can only return the flow."""
-        read = lambda flow: tf.ensure_shape(tf.TensorArray(dtype, flow=flow).read(i), shape)  # noqa: E731
+
+        def read(flow):
+            return tf.ensure_shape(tf.TensorArray(dtype, flow=flow).read(i), shape)
+
         return tf.nest.map_structure(read, arrays)
 
     def joined(self, array):
@@ -117,7 +120,7 @@ def _as_before(old, new):
     return tuple(tf.ensure_shape(n, o.shape) for n, o in zip(new, old, strict=True))
 
 
-def _whole(options, d_weights):
+def _with_one_dU(options, d_weights):
     """The gradients of the weights, with dU in one: joined out here, as XLA compiles long for it."""
     dW, db, *dU, last = d_weights
     dU, db_u = (dU, [last]) if options.equations.recurrent_bias else ([*dU, last], [])
@@ -163,7 +166,7 @@ def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
         d_outputs = [*([spans.cut(d_sequence, i)] if options.sequences else []), *d_states]
         tensors = spans.cut(x, i), weights, part, kept, d_outputs, spans.length(i), skipped
         rows, new_states, new = _run(program.backward, options, *tensors, compiled=True)
-        d_weights = [d + n for d, n in zip(d_weights, _whole(options, new), strict=True)]
+        d_weights = [d + n for d, n in zip(d_weights, _with_one_dU(options, new), strict=True)]
         d_sequences = [a.write(i, d) for a, d in zip(d_sequences, rows, strict=True)]
         return i - 1, _as_before(d_states, new_states), d_weights, d_sequences
 

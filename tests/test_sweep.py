@@ -54,6 +54,8 @@ def test_chunks_and_lanes_change_nothing(cell, rng, choose, whole_bytes, chunk_b
         results.append(values_and_gradients(run, layer, given, given.mask))
     for ours, theirs in zip(*results, strict=True):
         assert_close(ours, theirs, 1e-10)
+    inferred = [run(tf.constant(given.x), mask=tf.constant(given.mask)) for run in (layer, loop_of(layer))]
+    assert_close(*inferred, 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +116,7 @@ def test_spans_of_time_change_nothing(name, rng, choose, sequences, whole_bytes)
     states = [tf.TensorSpec((None, N), tf.float64)] * len(layer.cell.equations.states)
     signature = [tf.TensorSpec((None, None, D), tf.float64), states, tf.TensorSpec((None, None), tf.bool)]
     spans = tf.function(run, input_signature=signature, autograph=False)
+    infer = tf.function(lambda x, mask: layer(x, mask=mask), input_signature=signature[::2], autograph=False)
     loop = partial(run, way=loop_of(layer))
     for size, length in [(7, 3), (7, 7), (3, 14), (5, 23)]:  # and lanes filled up, or with rows in common
         given = batch(cell, rng, size=size, length=length)
@@ -122,6 +125,8 @@ def test_spans_of_time_change_nothing(name, rng, choose, sequences, whole_bytes)
             layer.cell.seed_generator.state.assign(seed)
             results.append(way(tf.constant(given.x), [tf.constant(s) for s in given.states], tf.constant(given.mask)))
         assert_close(*results, 1e-10)
+        x, mask = tf.constant(given.x), tf.constant(given.mask)
+        assert_close(infer(x, mask), loop_of(layer)(x, mask=mask), 1e-10)
 
 
 @pytest.mark.parametrize(
