@@ -63,8 +63,13 @@ def programs():
 def forward(options, x, states, weights, masks):
     """-> [outputs (B, T, N) where wanted, *final states], and what the backward sweep needs."""
     if x.shape[1] is not None or in_compiled_program():
-        return _run(program.forward, options, x, states, weights, masks, None, compiled=True)
+        return _forward(options, x, states, weights, masks, None)
     return _forward_spans(options, x, states, weights, masks)
+
+
+def _forward(options, *tensors):
+    outputs, saved = _run(program.forward, options, *tensors, compiled=True)
+    return outputs, saved and saved._replace(h=saved.h or outputs[:1])
 
 
 def backward(options, x, weights, masks, saved, d_outputs, skipped):
@@ -97,17 +102,9 @@ class _Spans:
     def length(self, i):
         return tf.minimum(SPAN, self.T - i * SPAN)
 
-    def arrays(self, number, shape, dtype):
-        """Arrays of one tensor for each span."""
-        return [tf.TensorArray(dtype, self.count, clear_after_read=False, element_shape=shape) for _ in range(number)]
-
-    def kept(self, i, arrays, shape, dtype):
-        """Span i of what the forward sweep kept; of its arrays a function can only return the flow."""
-
-        def read(flow):
-            return tf.ensure_shape(tf.TensorArray(dtype, flow=flow).read(i), shape)
-
-        return tf.nest.map_structure(read, arrays)
+    def array(self, shape, dtype):
+        """An array of one tensor for each span."""
+        return tf.TensorArray(dtype, self.count, clear_after_read=False, element_shape=shape)
 
     def joined(self, array):
         """One (B, SPAN, n) for each span -> (B, T, n)."""
@@ -135,23 +132,26 @@ def _forward_spans(options, x, states, weights, masks):
     def span(i, states, sequences, saved):
         part = masks._replace(valid=spans.cut(valid, i), shown=spans.cut(shown, i))
         tensors = spans.cut(x, i), states, weights, part, spans.length(i)
-        outputs, kept = _run(program.forward, options, *tensors, compiled=True)
+        outputs, kept = _forward(options, *tensors)
         sequences = [a.write(i, h) for a, h in zip(sequences, outputs, strict=False)]
-        saved = tf.nest.map_structure(lambda a, b: a.write(i, b), saved, tuple(kept))
+        saved = tf.nest.map_structure(lambda a, b: a.write(i, b), saved, kept)
         return i + 1, _as_before(states, outputs[len(sequences) :]), sequences, saved
 
-    save, kept = options.save, (_kept_shape(options, x), arithmetic_dtype(x.dtype))
-    sequences = spans.arrays(options.sequences, (x.shape[0], SPAN, options.units), x.dtype)
-    saved = spans.arrays(save * len(states), *kept), spans.arrays(save * len(options.equations.saved), *kept)
+    shapes, dtype = _saved_shapes(options, x) if options.save else (), arithmetic_dtype(x.dtype)
+    saved = tf.nest.map_structure(lambda shape: spans.array(shape, dtype), shapes)
+    sequences = [spans.array((x.shape[0], SPAN, options.units), x.dtype)] * options.sequences
     carried = (tf.constant(0), tuple(states), sequences, saved)
     _, states, sequences, saved = tf.while_loop(lambda i, *_: i < spans.count, span, carried)
     outputs = [*map(spans.joined, sequences), *tf.nest.map_structure(tf.stop_gradient, states)]
     return outputs, tf.nest.map_structure(lambda a: a.flow, saved)
 
 
-def _kept_shape(options, x):
-    """Of what is kept of one span."""
-    return SPAN + 1, None if x.shape[0] is None else x.shape[0] * options.units
+def _saved_shapes(options, x):
+    """Of one span."""
+    B, N = x.shape[0], options.units
+    flat = tf.TensorShape((SPAN + 1, None if B is None else B * N))
+    states, gates = len(options.equations.states) - 1, len(options.equations.saved)
+    return program.Saved(tf.TensorShape((B, N)), [tf.TensorShape((B, SPAN, N))], [flat] * states, [flat] * gates)
 
 
 @once
@@ -160,9 +160,12 @@ def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
     d_sequence, *d_states = d_outputs if options.sequences else (None, *d_outputs)
     x, valid, shown, d_sequence = map(spans.padded, (x, masks.valid, masks.shown, d_sequence))
 
+    def read(i, shape, flow):  # of an array a function can only return the flow
+        return tf.ensure_shape(tf.TensorArray(dtype, flow=flow).read(i), shape)
+
     def span(i, d_states, d_weights, d_sequences):
         part = masks._replace(valid=spans.cut(valid, i), shown=spans.cut(shown, i))
-        kept = spans.kept(i, saved, _kept_shape(options, x), dtype)
+        kept = tf.nest.map_structure(lambda shape, flow: read(i, shape, flow), _saved_shapes(options, x), saved)
         d_outputs = [*([spans.cut(d_sequence, i)] if options.sequences else []), *d_states]
         tensors = spans.cut(x, i), weights, part, kept, d_outputs, spans.length(i), skipped
         rows, new_states, new = _run(program.backward, options, *tensors, compiled=True)
@@ -171,8 +174,8 @@ def _backward_spans(options, x, weights, masks, saved, d_outputs, skipped):
         return i - 1, _as_before(d_states, new_states), d_weights, d_sequences
 
     dtype = arithmetic_dtype(x.dtype)
-    d_sequences = spans.arrays(1, (x.shape[0], SPAN, options.features), x.dtype)
-    d_sequences += spans.arrays(options.probed, (x.shape[0], SPAN, len(d_states)), dtype)
+    d_sequences = [spans.array((x.shape[0], SPAN, options.features), x.dtype)]
+    d_sequences += [spans.array((x.shape[0], SPAN, len(d_states)), dtype)] * options.probed
     d_weights = [tf.zeros(w.shape, dtype) for w in weights]
     carried = (spans.count - 1, tuple(d_states), d_weights, d_sequences)
     _, d_states, d_weights, d_sequences = tf.while_loop(lambda i, *_: i >= 0, span, carried)

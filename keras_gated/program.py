@@ -6,12 +6,13 @@ it (lane.py) compiles it by XLA; every size is then a constant.
 A program walks over chunks of time small enough for the cache: one product x W for the chunk, then its steps;
 backward its steps, then one product each for dW, dU and dx.  Neither x W nor da exists for all times, unless small.
 
-Axes: B batch, T time, D features, N units, k gates.  What is kept for the backward sweep is (T + 1, B N), flat, as
-XLA compiles such rows fastest: row t of the states holds h_t, row 0 the initial one, and row t of the gates what
-made h_t of h_{t-1}.  All else is (B, T, n), as it came.
+Axes: B batch, T time, D features, N units, k gates.  All is (B, T, n), as it came, but for what `Saved` keeps of
+gates and of states that are not put out: that is (T + 1, B N), flat, as XLA compiles such rows fastest.
 
 How long XLA compiles is as much a matter here as how long the program runs: it is about 10 ms for each kernel.
 """
+
+from typing import NamedTuple
 
 import tensorflow as tf
 from keras import ops
@@ -21,6 +22,15 @@ from keras_gated.equations import arithmetic_dtype, norm
 WHOLE_BYTES = 1 << 18  # gates of one sequence: up to here its times are one chunk, and no loop over chunks is compiled;
 # half of it in training, which has their gradients besides
 CHUNK_BYTES = 1 << 19  # else, gates of one chunk: they stay in the L2 cache between product and steps
+
+
+class Saved(NamedTuple):
+    """What is kept for the backward sweep."""
+
+    h_0: tf.Tensor  # (B, N)
+    h: list  # one (B, T, N); none where the outputs are the same, which do for it
+    states: list  # the others, (T + 1, B N): row t holds c_t, row 0 the initial one
+    gates: list  # (T + 1, B N): row t holds what made h_t of h_{t-1}
 
 
 class _Program:
@@ -100,13 +110,25 @@ class _Program:
         return [tf.reshape(read, (-1, self.N)) for read in reads]
 
     def time(self, a, t):
-        """Row t of what is kept, (T + 1, B N): (B, N)."""
+        """Row t of a flat (T + 1, B N): (B, N)."""
         return tf.reshape(tf.gather(a, t), (-1, self.N))
 
     def times(self, a, start):
-        """A chunk of what is kept: (B, length, N)."""
+        """A chunk of a flat (T + 1, B N): (B, length, N)."""
         a = tf.slice(a, [start, 0], [self.length, self.B * self.N])
         return tf.transpose(tf.reshape(a, (self.length, self.B, self.N)), (1, 0, 2))
+
+    def h(self, saved, t):
+        """h_{t+1}, the h that step t made, for t from -1: (B, N)."""
+        (h,) = saved.h
+        h = tf.reshape(tf.slice(h, [0, tf.maximum(t, 0), 0], self.row), (-1, self.N))
+        return tf.where(t < 0, saved.h_0, h)
+
+    def h_before(self, saved, start):
+        """h before each time of a chunk: (B, length, N)."""
+        (h,) = saved.h
+        others = tf.slice(h, [0, start, 0], [self.B, self.length - 1, self.N])
+        return tf.concat([self.h(saved, start - 1)[:, None], others], 1)
 
 
 def _write(a, t, row):
@@ -149,43 +171,46 @@ def _even(total, most):
     return -(-total // parts)
 
 
+def _puts_out_h(options, x, masks):
+    """Whether the outputs are what the backward sweep needs of h."""
+    return options.sequences and masks.shown is None and arithmetic_dtype(x.dtype) == x.dtype.name
+
+
 def forward(options, x, states, weights, masks, length):
-    """-> [outputs (B, T, N) where wanted, *final states], (states, gates) of all times.  Only length steps are run,
-    T where it is None."""
+    """-> [outputs (B, T, N) where wanted, *final states], `Saved` or ().  Only length steps are run, T where it is
+    None."""
     equations, save = options.equations, options.save
     program = _Program(options, x, weights, masks, length)
     U = equations.recurrent(program.weights, program.h_mask)
     states = program.cast(list(states))
+    h_0 = states[0]
+    h = [program.zeros(program.B, program.T, program.N)] if save or options.sequences else []
     kept = program.zeros(program.T + 1, program.B * program.N)
-    all_states = [_write_time(kept, [0, 0], s) for s in states] if save else []
+    all_states = [_write_time(kept, [0, 0], s) for s in states[1:]] if save else []
     all_gates = [kept for _ in equations.saved] if save else []
-    outputs = [program.zeros(program.B, program.T, program.N)] if options.sequences else []
 
-    def chunk(i, states, all_states, all_gates, outputs):
+    def chunk(i, states, h, all_states, all_gates):
         start, first, end = program.chunk(i)
         valid = program.read_valid(start)
         p = program.chunked(tf.matmul(program.read_x(start), program.W))
 
-        def step(j, states, all_states, all_gates, outputs):
+        def step(j, states, h, all_states, all_gates):
             t = start + j
             p_j = [p_gate + b for p_gate, b in zip(program.gates(p, j), tf.split(program.b, program.k), strict=True)]
             new, gates = equations.step(p_j, states, *U)
             states = _where(None if valid is None else tf.gather(valid, j, axis=1), new, states)
             at = tf.stack([t + 1, 0])
-            all_states = [_write_time(a, at, s) for a, s in zip(all_states, states, strict=False)]
+            all_states = [_write_time(a, at, s) for a, s in zip(all_states, states[1:], strict=False)]
             all_gates = [_write_time(a, at, g) for a, g in zip(all_gates, gates, strict=False)]
-            outputs = outputs if save else [_write(a, t, states[0]) for a in outputs]
-            return j + 1, states, all_states, all_gates, outputs
+            return j + 1, states, [_write(a, t, states[0]) for a in h], all_states, all_gates
 
-        steps = (first, states, all_states, all_gates, outputs)
-        states, all_states, all_gates, outputs = _loop(lambda j, *_: j < end, step, steps)
-        if save:
-            outputs = [program.write(a, start, program.times(all_states[0], start + 1)) for a in outputs]
-        return states, all_states, all_gates, outputs
+        return _loop(lambda j, *_: j < end, step, (first, states, h, all_states, all_gates))
 
-    states, all_states, all_gates, outputs = program.each_chunk(chunk, (states, all_states, all_gates, outputs))
-    results = [tf.cast(a, x.dtype) for a in (*map(program.only_shown, outputs), *states)]
-    return results, (all_states, all_gates)
+    states, h, all_states, all_gates = program.each_chunk(chunk, (states, h, all_states, all_gates))
+    outputs = [program.only_shown(a) for a in h] if options.sequences else []
+    results = [tf.cast(a, x.dtype) for a in (*outputs, *states)]
+    h = [] if _puts_out_h(options, x, masks) else h
+    return results, Saved(h_0, h, all_states, all_gates) if save else ()
 
 
 def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
@@ -194,7 +219,6 @@ def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
     equations = options.equations
     program = _Program(options, x, weights, masks, length)
     U_T, W_T = equations.recurrent_transposed(program.weights, program.h_mask), tf.transpose(program.W)
-    all_states, all_gates = saved
     if skipped is not None:
         d_outputs = [tf.where(_like(tf.range(program.B) >= skipped, d), d, tf.zeros_like(d)) for d in d_outputs]
     d_sequence, *d_states = d_outputs if options.sequences else (None, *d_outputs)
@@ -212,8 +236,9 @@ def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
             if options.sequences:
                 d_states = [d_states[0] + tf.gather(d_outer, j, axis=1), *d_states[1:]]
             d_valid = _where(valid_j, d_states, [tf.zeros_like(d) for d in d_states])
-            gates = [program.time(a, t + 1) for a in all_gates]
-            before, after = ([program.time(a, time) for a in all_states] for time in (t, t + 1))
+            gates = [program.time(a, t + 1) for a in saved.gates]
+            before = [program.h(saved, t - 1), *(program.time(a, t) for a in saved.states)]
+            after = [program.h(saved, t), *(program.time(a, t + 1) for a in saved.states)]
             da_j, d_prev = equations.step_gradient(gates, before, after, d_valid, *U_T)
             total = equations.total_gradient(gates, after, d_valid) if d_probe else None
             d_probe = [_write(a, t, tf.concat([*map(norm, total)], -1)) for a in d_probe]
@@ -224,9 +249,9 @@ def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
         da = program.zeros(program.B, program.length, program.k * program.N)
         d_states, da, d_probe = _loop(lambda j, *_: j >= first, step, (end - 1, d_states, da, d_probe))
         da, x_rows = _flat(da), program.read_x(start)
-        h_prev = program.times(all_states[0], start)
+        h_prev = program.h_before(saved, start)
         h_prev = _flat(h_prev if program.h_mask is None else h_prev * program.h_mask[:, None])
-        gates = [_flat(program.times(a, start + 1)) for a in all_gates]
+        gates = [_flat(program.times(a, start + 1)) for a in saved.gates]
         dW = tf.matmul(x_rows, da, transpose_a=True)
         new = [dW, tf.reduce_sum(da, 0), *equations.weight_gradient(da, h_prev, gates)]
         d_weights = [d + n for d, n in zip(d_weights, new, strict=True)]
