@@ -14,6 +14,10 @@ from keras import ops
 from keras.src import backend
 
 
+def _by(U):
+    return lambda h: ops.matmul(h, U)
+
+
 class Equations(NamedTuple):
     """The contract between a cell and whoever runs it.
 
@@ -42,21 +46,23 @@ class Equations(NamedTuple):
     recurrent_bias: bool = False  # whether h U has a bias of its own, b_u
     total_gradient: Callable = lambda saved, states, d_states: d_states
 
-    def recurrent(self, weights, h_mask=None):
-        """The functions h -> h U of `step`.  h_mask (B, N) is recurrent dropout."""
+    def recurrent(self, weights, h_mask=None, by=_by):
+        """The functions h -> h U of `step`.  h_mask (B, N) is recurrent dropout; by(U) is how to multiply by U."""
         _, _, U, *b_u = weights
 
         def product(U, b_u=0.0):
-            return lambda h: ops.matmul(_masked(h, h_mask), U) + b_u
+            times_U = by(U)
+            return lambda h: times_U(_masked(h, h_mask)) + b_u
 
         return [product(U[:, columns], *(b[columns] for b in b_u)) for columns in self._columns(U.shape[0])]
 
-    def recurrent_transposed(self, weights, h_mask=None):
+    def recurrent_transposed(self, weights, h_mask=None, by=_by):
         """The functions of `step_gradient`, each the transpose of its product; U is transposed here, once."""
         U_T = ops.transpose(weights[2])
 
         def product(U_T_part):
-            return lambda du: _masked(ops.matmul(du, U_T_part), h_mask)
+            times_U_T = by(U_T_part)
+            return lambda du: _masked(times_U_T(du), h_mask)
 
         return [product(U_T[columns]) for columns in self._columns(U_T.shape[1])]
 

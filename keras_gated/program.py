@@ -12,6 +12,7 @@ gates and of states that are not put out: that is (T + 1, B N), flat, as XLA com
 How long XLA compiles is as much a matter here as how long the program runs: it is about 10 ms for each kernel.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -22,6 +23,9 @@ from keras_gated.equations import arithmetic_dtype, norm
 WHOLE_BYTES = 1 << 18  # gates of one sequence: up to here its times are one chunk, and no loop over chunks is compiled;
 # half of it in training, which has their gradients besides
 CHUNK_BYTES = 1 << 19  # else, gates of one chunk: they stay in the L2 cache between product and steps
+LARGE_BYTES = 1 << 18  # a larger U is cut into blocks,
+FEW_ROWS = 4, 64  # where so many rows are multiplied by it,
+BLOCK = 64  # of so many columns, doubled until there are 8 at most, as XLA compiles each
 
 
 class Saved(NamedTuple):
@@ -44,6 +48,8 @@ class _Program:
         self.x_mask, self.h_mask = self.cast([masks.x, masks.h])
         self.D, self.N, self.k = options.features, options.units, len(options.equations.gates)
         self.B, self.T = tf.shape(x)[0], tf.shape(x)[1]
+        rows = self.B if x.shape[0] is None else x.shape[0]
+        self.few = (FEW_ROWS[0] <= rows) & (rows <= FEW_ROWS[1])
         self.end = self.T if length is None else length
         self.row = tf.stack([self.B, 1, self.N])
         of_a_step = self.k * self.N * self.dtype.size
@@ -56,6 +62,21 @@ class _Program:
 
     def cast(self, tree):
         return tf.nest.map_structure(lambda a: None if a is None else tf.cast(a, self.dtype), tree)
+
+    def by(self, U):
+        """h -> h U.  XLA spreads a product over all cores, and another lane runs there.  Cut into products of some
+        columns it takes less time; but not of one row, which waits for U, nor of many, which are worth it."""
+        uncut = partial(_times, [U])
+        if U.shape.num_elements() * self.dtype.size <= LARGE_BYTES:
+            return uncut
+        width = BLOCK
+        while U.shape[1] > 8 * width:
+            width *= 2
+        blocks = [U[:, i : i + width] for i in range(0, U.shape[1], width)]
+        cut = partial(_times, blocks)
+        if isinstance(self.few, bool):
+            return cut if self.few else uncut
+        return lambda h: tf.cond(self.few, partial(cut, h), partial(uncut, h))
 
     def chunk(self, i):
         """First time of chunk i, and the range of its steps: those that no earlier chunk holds, as the last one
@@ -131,6 +152,12 @@ class _Program:
         return tf.concat([self.h(saved, start - 1)[:, None], others], 1)
 
 
+def _times(blocks, h):
+    """h U, of blocks of the columns of U."""
+    products = [tf.matmul(h, block) for block in blocks]
+    return products[0] if len(products) == 1 else tf.concat(products, 1)
+
+
 def _write(a, t, row):
     """a (B, T, n) with row (B, n) at time t, in place."""
     return ops.slice_update(a, [0, t, 0], row[:, None])
@@ -181,7 +208,7 @@ def forward(options, x, states, weights, masks, length):
     None."""
     equations, save = options.equations, options.save
     program = _Program(options, x, weights, masks, length)
-    U = equations.recurrent(program.weights, program.h_mask)
+    U = equations.recurrent(program.weights, program.h_mask, program.by)
     states = program.cast(list(states))
     h_0 = states[0]
     h = [program.zeros(program.B, program.T, program.N)] if save or options.sequences else []
@@ -218,7 +245,8 @@ def backward(options, x, weights, masks, saved, d_outputs, length, skipped):
     dU and, with a bias of its own, db_u]."""
     equations = options.equations
     program = _Program(options, x, weights, masks, length)
-    U_T, W_T = equations.recurrent_transposed(program.weights, program.h_mask), tf.transpose(program.W)
+    U_T = equations.recurrent_transposed(program.weights, program.h_mask, program.by)
+    W_T = tf.transpose(program.W)
     if skipped is not None:
         d_outputs = [tf.where(_like(tf.range(program.B) >= skipped, d), d, tf.zeros_like(d)) for d in d_outputs]
     d_sequence, *d_states = d_outputs if options.sequences else (None, *d_outputs)

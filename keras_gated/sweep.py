@@ -20,7 +20,8 @@ from keras_gated.equations import loop
 from keras_gated.lane import backward, forward, in_compiled_program, once
 from keras_gated.lane import programs as programs
 
-SMALLEST_BATCH = 8  # below, a second lane costs more than it saves
+SMALLEST_BATCH = 8  # below, a second lane costs more than it saves,
+SMALLEST_INFERENCE = 12 << 20  # or in inference for fewer multiplications than these
 FILLED = 32  # short batches that are filled up to a size that is compiled: together they cost about one compilation
 
 
@@ -107,11 +108,12 @@ def _gradient(options, given, masks, rows, saved, d_outputs):
     """First order by the backward sweep; second order by autodiff of Keras's loop over the same equations."""
     # Each order is traced as a graph of its own, which may only hold tensors of that graph.
     masks, arguments = _copied((masks, (given, tuple(d_outputs))))
+    options = options._replace(save=True)
 
     @tf.custom_gradient
     def run(*tensors):
         given, d_outputs = tf.nest.pack_sequence_as(arguments, tensors)
-        kept = saved or _forward_lanes(options._replace(save=True), given, masks, rows)[1]
+        kept = saved or _forward_lanes(options, given, masks, rows)[1]
 
         def gradient(*d_gradients):
             with tf.GradientTape() as tape:
@@ -191,10 +193,10 @@ def _own_rows(B):
     return tf.where(B < SMALLEST_BATCH, B, (B + 1) // 2)  # a small batch leaves the second lane empty
 
 
-def _lanes(x, rows):
+def _lanes(options, x, rows):
     """One lane for a small batch, else two, where two can run."""
     B = x.shape[0]
-    if rows is None and (B is None or B < SMALLEST_BATCH or not _side_by_side()):
+    if rows is None and (B is None or _small(options, x) or not _side_by_side()):
         return _Lanes([_Lane(slice(None))])
     if rows is None and B % 2 == 0:
         return _Lanes([_Lane(slice(None, B // 2)), _Lane(slice(B // 2, None))])
@@ -205,6 +207,12 @@ def _lanes(x, rows):
     lanes = _Lanes([_Lane(slice(None, rows), tf.constant(0)), _Lane(slice(begin, None), tf.maximum(0, rows - begin))])
     lanes.rows = tf.where((rows != _own_rows(B)) & (rows >= B), 2 * rows, B)
     return lanes
+
+
+def _small(options, x):
+    B, T = x.shape[:2]
+    of_a_step = B * len(options.equations.gates) * options.units * (options.features + options.units)
+    return B < SMALLEST_BATCH or not options.save and T is not None and T * of_a_step < SMALLEST_INFERENCE
 
 
 def _side_by_side():
@@ -254,7 +262,7 @@ def _in_order(options, x):
 def _forward_lanes(options, given, masks, rows):
     """-> outputs, and where it is wanted what each lane kept for the backward sweep."""
     x, states, weights, _ = given
-    lanes = _lanes(x, rows)
+    lanes = _lanes(options, x, rows)
     batch = lanes.filled((_in_order(options, x), states, masks))
     results = [forward(options, *lane.cut(batch[:2]), weights, lane.cut(batch[2])) for lane in lanes]
     outputs, saved = zip(*results, strict=True)
@@ -266,7 +274,7 @@ def _forward_lanes(options, given, masks, rows):
 @once
 def _backward_lanes(options, given, masks, rows, saved, d_outputs):
     x, states, weights, probes = given
-    lanes = _lanes(x, rows)
+    lanes = _lanes(options, x, rows)
     batch = lanes.filled((_in_order(options, x), masks, d_outputs))
     results = [
         backward(options, x, weights, masks, kept, d_outputs, lane.skipped)

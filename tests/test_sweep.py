@@ -38,13 +38,21 @@ def choose(monkeypatch):
     forget()
 
 
+BLOCKS = dict(LARGE_BYTES=0, BLOCK=1)  # U cut into blocks of columns, for FEW_ROWS
+
+
 @pytest.mark.parametrize(
-    ("whole_bytes", "chunk_bytes", "smallest_batch"),
-    [(0, 1, 1), (0, 5_000, 1000), (0, 1 << 30, 1), (1 << 30, 1, 1)],
-    ids=["4 steps, 2 lanes", "some more steps, 1 lane", "a chunk of all steps, 2 lanes", "no chunks, 2 lanes"],
+    "choice",
+    [
+        dict(WHOLE_BYTES=0, CHUNK_BYTES=1, SMALLEST_BATCH=1),
+        dict(WHOLE_BYTES=0, CHUNK_BYTES=5_000, SMALLEST_BATCH=1000),
+        dict(WHOLE_BYTES=0, CHUNK_BYTES=1 << 30, SMALLEST_BATCH=1, **BLOCKS),
+        dict(WHOLE_BYTES=1 << 30, SMALLEST_BATCH=1),
+    ],
+    ids=["4 steps, 2 lanes", "some more steps, 1 lane", "a chunk of all steps, 2 lanes, blocks", "no chunks, 2 lanes"],
 )
-def test_chunks_and_lanes_change_nothing(cell, rng, choose, whole_bytes, chunk_bytes, smallest_batch):
-    choose(WHOLE_BYTES=whole_bytes, CHUNK_BYTES=chunk_bytes, SMALLEST_BATCH=smallest_batch)
+def test_chunks_lanes_and_blocks_change_nothing(cell, rng, choose, choice):
+    choose(SMALLEST_INFERENCE=0, **choice)
     given = batch(cell, rng, size=9, length=23)  # neither lanes nor chunks come out even
     layer = make(cell, rng, go_backwards=True, dropout=0.3, recurrent_dropout=0.3, seed=1)
     seed = np.asarray(layer.cell.seed_generator.state)
@@ -66,7 +74,8 @@ def test_chunks_and_lanes_change_nothing(cell, rng, choose, whole_bytes, chunk_b
         ("gru", (9, None)),
     ],
 )
-def test_unknown_batch_and_time(name, rng, known):
+def test_unknown_batch_and_time(name, rng, choose, known):
+    choose(FEW_ROWS=(2, 64), **BLOCKS)
     cell = CELLS[name]
     layer = build(cell.layer(dtype="float64", return_sequences=True), rng)
 
@@ -130,15 +139,25 @@ def test_spans_of_time_change_nothing(name, rng, choose, sequences, whole_bytes)
 
 
 @pytest.mark.parametrize(
-    ("cores", "threads", "size", "lanes"),
-    [(2, 0, 32, 2), (2, 0, 31, 2), (2, 0, 7, 1), (1, 0, 32, 1), (8, 1, 32, 1)],
-    ids=["even", "odd", "small", "one core", "one thread"],
+    ("cores", "threads", "size", "infer", "lanes"),
+    [
+        (2, 0, 32, False, 2),
+        (2, 0, 31, False, 2),
+        (2, 0, 7, False, 1),
+        (1, 0, 32, False, 1),
+        (8, 1, 32, False, 1),
+        (2, 0, 32, True, 1),
+        (2, 0, 1_000_000, True, 2),
+    ],
+    ids=["even", "odd", "small", "one core", "one thread", "little to infer", "much to infer"],
 )
-def test_as_many_lanes_as_can_run(monkeypatch, cores, threads, size, lanes):
+def test_as_many_lanes_as_can_run(monkeypatch, cores, threads, size, infer, lanes):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: threads)
     x = tf.zeros((size, 2, D))
-    cut = [rows.cut(x).shape[0] for rows in sweep._lanes(x, sweep._rows(x))]
+    equations = CELLS["lstm"].layer().cell.equations
+    options = sweep.Options(equations, features=D, units=N, save=not infer, go_backwards=0, sequences=0, probed=0)
+    cut = [rows.cut(x).shape[0] for rows in sweep._lanes(options, x, sweep._rows(x))]
     assert len(cut) == lanes and len(set(cut)) == 1
 
 
