@@ -75,13 +75,17 @@ def _of_cell(cell, shapes, timing):
     steps = {"modes": ["train"], **timing}
     return [
         entry("masked", "masked_epoch", cell=cell, shape=MASKED, batches=10, rounds=timing["rounds"]),
-        *(entry("lengths", "lengths_epoch", cell=cell, contender=c, **lengths) for c in ("ours", "keras")),
+        *(
+            entry("lengths", "lengths_epoch", repeat=i, cell=cell, contender=c, **lengths)
+            for i in range(3)
+            for c in ("ours", "keras")
+        ),
         *(
             entry("first", "first_call", repeat=i, cell=cell, contender=c, shape=shapes[0])
             for i in range(3)
             for c in modes
         ),
-        *(entry("memory", "memory", cell=cell, contender=c, shape=largest) for c in modes),
+        *(entry("memory", "memory", repeat=i, cell=cell, contender=c, shape=largest) for i in range(5) for c in modes),
         *(entry("growth", "steps", cell=cell, shape=s, only=rivals, **steps) for s in GROWING_T + GROWING_N),
         *(
             entry("threads", "steps", setting, cell=cell, shape=shapes[0], only=["ours, jit", *rivals], **steps)

@@ -114,26 +114,24 @@ def _masked(results):
 def _lengths(results):
     groups = []
     for cell, of_cell in _by_cell(of_part(results, "lengths")):
-        rows = []
-        for r in of_cell:
-            result, count = r["result"], r["result"]["programs"]
-            texts = _number(result["first_s"]), _number(result["second_s"]), f"{result['loss']:.5f}"
-            rows.append((cell, r["arguments"]["contender"], *texts, NONE if count is None else str(count)))
+        programs = {r["arguments"]["contender"]: r["result"]["programs"] for r in of_cell}
+        rows = [
+            (cell, name, _number(first), _number(second), f"{loss:.5f}", str(programs[name] or NONE))
+            for (_, name), (first, second, loss) in _medians(of_cell, "first_s", "second_s", "loss").items()
+        ]
         groups.append(rows)
     columns = ("cell", "layer", "first\nepoch, s", "second\nepoch, s", "loss", "programs\nmade")
-    return Table("An epoch of 60 lengths from 20 to 200 and a short last batch", columns, groups, "In fresh processes.")
+    title = "An epoch of 60 lengths from 20 to 200 and a short last batch"
+    return Table(title, columns, groups, "Medians of fresh processes.")
 
 
 def _first(results):
     groups = []
     for cell, of_cell in _by_cell(of_part(results, "first")):
-        runs = {}
-        for r in of_cell:
-            runs.setdefault((_shape(r), r["arguments"]["contender"]), []).append(r["result"]["first_s"])
-        seconds = {key: statistics.median(s) for key, s in runs.items()}
+        medians = _medians(of_cell, "first_s")
         rows = [
-            (cell, name, shape, _number(s), _number(_over(s, seconds.get((shape, "ours")))))
-            for (shape, name), s in seconds.items()
+            (cell, name, shape, _number(s), _number(_over(s, medians.get((shape, "ours"), [None])[0])))
+            for (shape, name), (s,) in medians.items()
         ]
         groups.append(rows)
     columns = ("cell", "layer", "B,T,D,N", "first step, s", "/ ours")
@@ -143,12 +141,11 @@ def _first(results):
 def _memory(results):
     groups = []
     for cell, of_cell in _by_cell(of_part(results, "memory")):
-        ours = {_shape(r): r["result"]["steady_MiB"] for r in of_cell if r["arguments"]["contender"] == "ours"}
-        rows = []
-        for r in of_cell:
-            left, first, later = (r["result"][key] for key in ("left_MiB", "with_first_MiB", "steady_MiB"))
-            numbers = _number(left), _number(first), _number(later), _number(_over(later, ours.get(_shape(r))))
-            rows.append((cell, r["arguments"]["contender"], _shape(r), *numbers))
+        medians = _medians(of_cell, "left_MiB", "with_first_MiB", "steady_MiB")
+        rows = [
+            (cell, name, shape, *map(_number, MiB), _number(_over(MiB[-1], medians.get((shape, "ours"), [None])[-1])))
+            for (shape, name), MiB in medians.items()
+        ]
         groups.append(rows)
     columns = (
         "cell",
@@ -163,9 +160,17 @@ def _memory(results):
         "Peak memory of a training step",
         columns,
         groups,
-        "In fresh processes, beyond data and weights, and beyond what a tiny layer's first step has left: mostly the "
-        "compiler, XLA.",
+        "Medians of fresh processes, beyond data and weights, and beyond what a tiny layer's first step has left: "
+        "mostly the compiler, XLA.",
     )
+
+
+def _medians(entries, *keys):
+    """{(shape, contender): medians of these results}."""
+    runs = {}
+    for e in entries:
+        runs.setdefault((_shape(e), e["arguments"]["contender"]), []).append([e["result"][key] for key in keys])
+    return {key: [statistics.median(values) for values in zip(*of_key, strict=True)] for key, of_key in runs.items()}
 
 
 def _over(a, b):

@@ -1,7 +1,7 @@
 """One compiled program: the equations of a cell over the rows of one lane and the steps of one span, on TensorFlow.
 
-Hidden here: the two loops over time, forward and backward, with masks, dropout, chunks and precision.  Whoever runs
-it (lane.py) compiles it by XLA; every size is then a constant.
+Hidden here: the two loops over time, forward and backward, with masks, dropout, chunks, blocks of U and precision.
+Whoever runs it (lane.py) compiles it by XLA; every size is then a constant.
 
 A program walks over chunks of time small enough for the cache: one product x W for the chunk, then its steps;
 backward its steps, then one product each for dW, dU and dx.  Neither x W nor da exists for all times, unless small.
@@ -23,9 +23,9 @@ from keras_gated.equations import arithmetic_dtype, norm
 WHOLE_BYTES = 1 << 18  # gates of one sequence: up to here its times are one chunk, and no loop over chunks is compiled;
 # half of it in training, which has their gradients besides
 CHUNK_BYTES = 1 << 19  # else, gates of one chunk: they stay in the L2 cache between product and steps
-LARGE_BYTES = 1 << 18  # a larger U is cut into blocks,
-FEW_ROWS = 4, 64  # where so many rows are multiplied by it,
-BLOCK = 64  # of so many columns, doubled until there are 8 at most, as XLA compiles each
+LARGE_BYTES = 1 << 18  # a larger U is cut into blocks of columns,
+FEW_ROWS = 4, 64  # where from 4 to 64 rows are multiplied by it, in training, for the memory that it takes, to 32;
+BLOCK = 64  # a block has so many, or as often doubled as leaves 8 blocks at most, as XLA compiles each
 
 
 class Saved(NamedTuple):
@@ -49,7 +49,8 @@ class _Program:
         self.D, self.N, self.k = options.features, options.units, len(options.equations.gates)
         self.B, self.T = tf.shape(x)[0], tf.shape(x)[1]
         rows = self.B if x.shape[0] is None else x.shape[0]
-        self.few = (FEW_ROWS[0] <= rows) & (rows <= FEW_ROWS[1])
+        least, most = FEW_ROWS
+        self.few = (least <= rows) & (rows <= most // (1 + options.save))
         self.end = self.T if length is None else length
         self.row = tf.stack([self.B, 1, self.N])
         of_a_step = self.k * self.N * self.dtype.size
@@ -64,8 +65,8 @@ class _Program:
         return tf.nest.map_structure(lambda a: None if a is None else tf.cast(a, self.dtype), tree)
 
     def by(self, U):
-        """h -> h U.  XLA spreads a product over all cores, and another lane runs there.  Cut into products of some
-        columns it takes less time; but not of one row, which waits for U, nor of many, which are worth it."""
+        """h -> h U.  XLA spreads a product over all cores, where the other lane runs as well.  Products of a few rows
+        with blocks of U stay on one; a single row waits for U rather than for a core, and many are worth spreading."""
         uncut = partial(_times, [U])
         if U.shape.num_elements() * self.dtype.size <= LARGE_BYTES:
             return uncut
