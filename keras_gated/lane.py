@@ -68,6 +68,7 @@ def forward(options, x, states, weights, masks):
 
 
 def _forward(options, *tensors):
+    """One program, whose outputs do for h where it did not keep that."""
     outputs, saved = _run(program.forward, options, *tensors, compiled=True)
     return outputs, saved and saved._replace(h=saved.h or outputs[:1])
 

@@ -24,7 +24,7 @@ WHOLE_BYTES = 1 << 18  # gates of one sequence: up to here its times are one chu
 # half of it in training, which has their gradients besides
 CHUNK_BYTES = 1 << 19  # else, gates of one chunk: they stay in the L2 cache between product and steps
 LARGE_BYTES = 1 << 18  # a larger U is cut into blocks of columns,
-FEW_ROWS = 4, 64  # where from 4 to 64 rows are multiplied by it, in training, for the memory that it takes, to 32;
+FEW_ROWS = 4, 64  # where from 4 to 64 rows are multiplied by it, to 32 in training, as it takes memory;
 BLOCK = 64  # a block has so many, or as often doubled as leaves 8 blocks at most, as XLA compiles each
 
 
