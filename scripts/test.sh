@@ -15,7 +15,7 @@ if [ $# -gt 0 ]; then
 else
   run tests/test_[a-l]*.py  # in two runs, as a process never gives back the programs that it has compiled
   run tests/test_[m-z]*.py
-  .venv/bin/python scripts/reproduce.py --quick --out "$(mktemp -d)"  # made anew each time
+  ./scripts/reproduce.sh --quick --out "$(mktemp -d)"  # made anew each time
   ./scripts/oldest.sh
   ./scripts/backends.sh jax
 fi

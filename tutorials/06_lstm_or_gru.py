@@ -127,5 +127,5 @@ assert np.abs(h).max() <= 1
 # 1. Which unit counts the a, which the b? Plot `np.diff(c, axis=0)`: a counter's steps are constant.
 # 2. Hold the cell state by an output that sees little of it: what does h = o tanh(c) still show of c = 80, and how
 #    can the network know that the counter is back at 0? (It need not see 80: only the way through 0 matters.)
-# 3. `./scripts/reproduce.py --claims counting` asks this for n up to 300 from seven starts and holds it against
+# 3. `./scripts/reproduce.sh --claims counting` asks this for n up to 300 from seven starts and holds it against
 #    what Weiss et al. and Suzgun et al. published.

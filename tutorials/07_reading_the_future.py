@@ -175,4 +175,4 @@ assert gain["PRON"] > gain["PUNCT"]
 # 1. Give the one-directional network a window: add the next word's `word` and `ending` as inputs. How much of the gap
 #    is left?
 # 2. Where the two networks disagree, read ten sentences. Which word decided?
-# 3. `./scripts/reproduce.py --claims tagging` repeats this with five seeds. Is the gap larger than their spread?
+# 3. `./scripts/reproduce.sh --claims tagging` repeats this with five seeds. Is the gap larger than their spread?

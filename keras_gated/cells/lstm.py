@@ -17,8 +17,8 @@ import keras
 from keras import ops
 from keras.ops import tanh
 
-from keras_gated.equations import Equations, sigmoid
-from keras_gated.recurrence import Recurrent, RecurrentCell
+from keras_gated.cells.recurrent import Recurrent, RecurrentCell
+from keras_gated.engine.contract import Equations, sigmoid
 
 
 def step(p, states, U):

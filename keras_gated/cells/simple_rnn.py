@@ -13,8 +13,8 @@ from functools import partial
 import keras
 from keras import ops
 
-from keras_gated.equations import Equations, sigmoid
-from keras_gated.recurrence import Recurrent, RecurrentCell
+from keras_gated.cells.recurrent import Recurrent, RecurrentCell
+from keras_gated.engine.contract import Equations, sigmoid
 
 
 def step(f, p, states, U):

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import values
-from cells import CELLS, B, D, N, T
+from table import CELLS, B, D, N, T
 
 import keras_gated as kg
 

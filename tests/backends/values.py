@@ -6,7 +6,7 @@ Run as a script it writes them to a file.
 import sys
 
 import numpy as np
-from cells import CELLS, arrays, batch, make, values_and_gradients
+from table import CELLS, arrays, batch, make, values_and_gradients
 
 OPTIONS = {
     "plain": {},

@@ -1,0 +1,1 @@
+"""Runs the equations of a cell through time, forward and backward."""

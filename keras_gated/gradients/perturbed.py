@@ -1,0 +1,128 @@
+"""The total gradient ‖∂L/∂h_t‖ of every time step of a recurrent layer, out of a model that runs (TensorFlow).
+
+Hidden here: how the gradient of a state inside Keras's loop is seen.  A probe is a tensor of zeros, (B, T, S), one
+for each of the S states of a layer, that goes along with its sequence and changes no value.  What automatic
+differentiation then calls the gradient of the probe is, row by row, the norm of ∂L/∂h_t (or ∂L/∂c_t) of that
+example: the total one, through the recurrence and, for c_t, through h_t.  It is 0 where a step is masked.
+
+Our layers hand the probe to their sweep, which has these gradients at hand; Keras's own run in Keras's loop with an
+identity at each state.
+"""
+
+import contextlib
+import functools
+
+import keras
+from keras import tree
+from keras.src import backend
+
+from keras_gated.cells.recurrent import Recurrent, RecurrentCell
+from keras_gated.engine.contract import together, watched
+from keras_gated.gradients.trajectory import tapped
+from keras_gated.patching import replaced
+
+RNN = keras.layers.RNN
+LOOPS = [owner.inner_loop for owner in (RNN, keras.layers.LSTM, keras.layers.GRU)]  # those that are understood
+
+
+def states(layer):
+    """The names of the states that a probe of this layer sees, one for each column; None where it sees none.
+
+    ("h", "c") for LSTM, ("h",) for others; of stacked cells those of each, as "<cell.name>/h".
+    """
+    if not isinstance(layer, Recurrent) and type(layer).inner_loop not in LOOPS:
+        return None
+    cells = _cells(layer)
+    if len(cells) == 1:
+        return _states(cells[0])
+    return tuple(f"{cell.name}/{state}" for cell in cells for state in _states(cell))
+
+
+def _cells(layer):
+    return getattr(layer.cell, "cells", [layer.cell])
+
+
+def _states(cell):
+    if isinstance(cell, RecurrentCell):
+        return cell.equations.states
+    return ("h", "c") if isinstance(cell, keras.layers.LSTMCell) else ("h",)
+
+
+def probed(layer, attach):
+    """While this context lasts, the layer runs with a probe.
+
+    Args:
+        layer: a keras.layers.RNN for which `states` is not None.
+        attach: sequence (B, T, ...), mask (B, T) or None -> the probe, zeros (B, T, S) in float32 (or float64).
+    """
+
+    def inner_loop(run, sequences, initial_state, mask, training=False):
+        mask = tree.flatten(mask)[0]
+        probe = attach(sequences, mask)
+        if isinstance(layer, Recurrent):
+            return run(sequences, initial_state, mask, training=training, probe=probe)
+        return _kerass_loop(
+            layer, together(sequences, probe, _watched_states(layer, initial_state)), initial_state, mask, training
+        )
+
+    return tapped(layer, inner_loop)
+
+
+def _watched_states(layer, states):
+    """Of all states those that `states` names."""
+    several = len(_cells(layer)) > 1
+    pairs = zip(_cells(layer), states if several else [states], strict=True)
+    return [s for cell, of_cell in pairs for s in tree.flatten(of_cell)[: len(_states(cell))]]
+
+
+def _kerass_loop(layer, inputs, initial_state, mask, training):
+    """What keras.layers.RNN does, of x_t and its probes."""
+    options = {"training": training} if layer.cell._call_has_training_arg else {}
+
+    def step(both, states):
+        x, *probes = both
+        rest = iter(probes)
+        with contextlib.ExitStack() as stack:
+            for cell in _cells(layer):
+                wrapper = functools.partial(_probed_call, cell, [next(rest) for _ in _states(cell)])
+                stack.enter_context(replaced(cell, "call", wrapper))
+            output, states = layer.cell(x, states, **options)
+        return output, states if tree.is_nested(states) else [states]
+
+    return backend.rnn(
+        step,
+        inputs,
+        initial_state if tree.is_nested(initial_state) else [initial_state],
+        go_backwards=layer.go_backwards,
+        mask=mask,
+        unroll=layer.unroll,
+        input_length=inputs.shape[1],
+        zero_output_for_mask=layer.zero_output_for_mask,
+        return_all_outputs=layer.return_sequences,
+    )
+
+
+def _probed_call(cell, probes, call, *args, **kwargs):
+    """cell.call, whose states are watched."""
+    if isinstance(cell, RecurrentCell):
+        return call(*args, **kwargs, probes=probes)
+    carry = []
+
+    def activation(run, a):
+        """An LSTM cell calls it on the candidate and then on c: there c is watched, before h."""
+        carry.append(_watched(a, probes[1]) if carry else a)
+        return run(carry[-1])
+
+    with replaced(cell, "activation", activation) if "c" in _states(cell) else contextlib.nullcontext():
+        output, states = call(*args, **kwargs)
+    nested = tree.is_nested(states)
+    h, *others = states if nested else [states]
+    # Where the output is the state, one identity sees what reaches it from above and from the next step.
+    watched_h = _watched(h, probes[0])
+    states = [watched_h, *(carry[1:] or others)]
+    return watched_h if output is h else output, states if nested else watched_h
+
+
+def _watched(state, probe):
+    (state,) = watched([state], [probe], lambda d: d)
+    return state

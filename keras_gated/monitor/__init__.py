@@ -1,0 +1,1 @@
+"""Takes gradients out of a running model.fit and writes them down."""
