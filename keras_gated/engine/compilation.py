@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as graphs
 from tensorflow.python.ops import control_flow_util
 
-from keras_gated import program
+from keras_gated.engine import scan as program
 from keras_gated.engine.contract import arithmetic_dtype
 
 SPAN = 64  # steps of one compiled program where T is unknown

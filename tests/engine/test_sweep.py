@@ -12,7 +12,7 @@ import tensorflow as tf
 from table import CELLS, D, N, assert_close, batch, build, loop_of, make, values_and_gradients
 
 import keras_gated as kg
-from keras_gated import lane, program, sweep
+from keras_gated.engine import compilation as lane, scan as program, sweep
 
 
 @pytest.fixture(params=["rnn_tanh", "lstm", "gru", "gru_reset_after"])
@@ -163,7 +163,7 @@ def test_as_many_lanes_as_can_run(monkeypatch, cores, threads, size, infer, lane
 
 LENGTHS = """
 import sys, numpy as np, tensorflow as tf, keras_gated as kg
-from keras_gated import sweep
+from keras_gated.engine import compilation as sweep
 layer = kg.GRU(4)
 layer.build((None, None, 3))
 sizes, lengths = eval(sys.argv[1]), eval(sys.argv[2])
