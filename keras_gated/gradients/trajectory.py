@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_gated.engine.contract import loop
+from keras_gated.engine.loop import loop
 from keras_gated.patching import replaced
 
 JACOBIAN_NUMBERS = 1 << 24  # of the step Jacobians that are held at a time

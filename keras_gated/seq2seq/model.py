@@ -20,8 +20,9 @@ import numpy as np
 from keras import ops
 from keras.src.utils.module_utils import tensorflow as tf  # imported with the first use: other backends go without
 
+from keras_gated.cells.recurrent import RecurrentCell
 from keras_gated.decoding import beam_search, greedy, sample
-from keras_gated.seq2seq.coders import ATTENTION, KINDS, LAYERS, Decoder, Encoder, State, cell_name
+from keras_gated.seq2seq.coders import ATTENTION, LAYERS, Decoder, Encoder, State, layer_class
 from keras_gated.seq2seq.metrics import Perplexity, SequenceAccuracy, TokenAccuracy, TokenCrossentropy, crossentropies
 from keras_gated.seq2seq.tokens import PADDING, arranged, array, is_concrete, pair, target_array, teacher_forcing
 
@@ -319,7 +320,7 @@ class Seq2Seq(keras.Model):
 
     def _fitting(self, state):
         sizes = [[s.shape[-1] for s in states] for states in state.layers], [a.shape[-1] for a in state.memory[:1]]
-        layers = [[layer.cell.units] * len(layer.cell.equations.states) for layer in self.decoder.recurrent]
+        layers = [list(layer.cell.widths.values()) for layer in self.decoder.recurrent]
         expected = layers, [] if self.decoder.attention is None else [self.encoder.features]
         if sizes != expected:
             raise ValueError(
@@ -342,8 +343,12 @@ class Seq2Seq(keras.Model):
     # Saving.
 
     def get_config(self):
-        cell = self._own["cell"]
-        cell = keras.saving.serialize_keras_object(cell) if isinstance(cell, KINDS) else cell_name(cell)
+        cell, names = self._own["cell"], {kind: name for name, kind in LAYERS.items()}
+        if isinstance(cell, type):
+            kind = layer_class(cell)
+            cell = names[kind] if kind in names else kind.cell_class(self._own["units"])
+        if not isinstance(cell, str):
+            cell = keras.saving.serialize_keras_object(cell)
         return {**super().get_config(), **self._own, "cell": cell}
 
     @classmethod
@@ -376,9 +381,12 @@ def _check(own):
         if not isinstance(size, numbers.Integral) or size < 1:
             raise ValueError(f"Seq2Seq expects {name} to be a positive integer, received {size!r}.")
     cell = own["cell"]
-    if not isinstance(cell, KINDS) and cell_name(cell) is None:
-        raise ValueError(f"Seq2Seq expects cell to be one of {tuple(LAYERS)}, or a cell of ours, received {cell!r}.")
-    if isinstance(cell, KINDS) and cell.units != own["units"]:
+    if layer_class(cell) is None:
+        raise ValueError(
+            f"Seq2Seq expects cell to be one of {tuple(LAYERS)}, or a cell of ours, received {cell!r}. A cell of your "
+            "own needs a layer: class MyLayer(Recurrent), with cell_class = MyCell."
+        )
+    if isinstance(cell, RecurrentCell) and cell.units != own["units"]:
         raise ValueError(f"Seq2Seq expects a cell of {own['units']} units, as its layers have, received {cell.units}.")
     if own["attention"] not in ATTENTION:
         raise ValueError(f"Seq2Seq expects attention to be one of {ATTENTION}, received {own['attention']!r}.")
