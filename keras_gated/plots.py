@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -147,7 +147,7 @@ def gates_over_time(activity: Mapping[str, GateStatistics], title: str = "Gates"
     return figure
 
 
-def norms_over_training(records: Records, title: str = "Gradient norm of every training step") -> Figure:
+def norms_over_training(records: Records | Any, title: str = "Gradient norm of every training step") -> Figure:
     """Raw and clipped norm of the whole gradient.
 
     Args:

@@ -51,7 +51,7 @@ def state_jacobian_norms(
     return np.tril(mean)
 
 
-def jacobian_bound(layer: keras.layers.RNN, lag: ArrayLike) -> np.ndarray | np.float64:
+def jacobian_bound(layer: keras.layers.RNN, lag: ArrayLike) -> Any:
     """(γ σ_max(W_h))^lag, which ‖∂h_t/∂h_{t-lag}‖ of a simple RNN never exceeds (eq. rnn-jacobian-bound).
 
     Args:

@@ -182,9 +182,7 @@ class Seq2Seq(keras.Model):
             validation_data = (*self._checked(*pair), sample_weight)
         return super().fit(*self._checked(x, y), *args, validation_data=validation_data, **options)
 
-    def evaluate(
-        self, x: Any = None, y: Any = None, *args: Any, **options: Any
-    ) -> float | list[float] | dict[str, float]:
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
         """As in Keras, on what `fit` takes."""
         return super().evaluate(*self._checked(x, y), *args, **options)
 
