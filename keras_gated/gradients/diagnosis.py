@@ -4,7 +4,9 @@ Hidden here: when a gradient counts as vanishing or exploding, and what to chang
 steps that an example has between a step and the loss; padding is left out.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import keras
 import numpy as np
@@ -16,6 +18,9 @@ from keras_gated.gradients.jacobians import spectrum
 from keras_gated.gradients.loss_gradient import error_signal, uppermost
 from keras_gated.gradients.trajectory import layer_input, mean_of_valid, recurrent_layers
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 GROWN = 10.0  # times the error at the loss: above, it has exploded, as below FADED it has vanished
 SATURATED = 0.5  # share of units whose gate is shut or open
 SMALLEST = 1e-30  # norms below are too close to what float32 cannot hold to show a slope
@@ -24,19 +29,19 @@ SMALLEST = 1e-30  # norms below are too close to what float32 cannot hold to sho
 class LayerDiagnosis(NamedTuple):
     """One recurrent layer."""
 
-    regime: str  # "vanishing", "exploding" or "healthy"
+    regime: Literal["vanishing", "exploding", "healthy"]
     advice: str
-    norms: dict  # state: (L,) ‖∂L/∂state‖ by lag, mean over the examples that have so many steps
+    norms: dict[str, np.ndarray]  # state: (L,) ‖∂L/∂state‖ by lag, mean over the examples that have so many steps
     steps: int  # L of the longest example
     horizon: int | None  # the lag at which the error has fallen below 1 % of what it is at the loss; None if nowhere
     growth: float  # factor per step away from the loss, geometric mean
-    growth_interval: tuple  # 95 % confidence, from the spread over the examples; NaN for a single one
+    growth_interval: tuple[float, float]  # 95 % confidence, from the spread over the examples; NaN for a single one
     exploding: float  # share of steps at which it is over 10 times what it is at the loss, or not finite
-    sigma_max: dict  # block of the recurrent kernel: largest singular value; empty where there is no such kernel
-    radius: dict  # block: spectral radius
-    low: dict  # gate: share of units and steps below 0.05
-    high: dict  # gate: share above 0.95
-    retention: tuple | None  # median and longest retention time of the units, -1 / ln f, in steps
+    sigma_max: dict[str | int, float]  # block of the recurrent kernel: largest singular value; {} without a kernel
+    radius: dict[str | int, float]  # block: spectral radius
+    low: dict[str, float]  # gate: share of units and steps below 0.05
+    high: dict[str, float]  # gate: share above 0.95
+    retention: tuple[float, float] | None  # median and longest retention time of the units, -1 / ln f, in steps
 
     def __str__(self):
         fades = "nowhere below 1 %" if self.horizon is None else f"below 1 % after {self.horizon} of {self.steps} steps"
@@ -62,16 +67,16 @@ class Diagnosis(NamedTuple):
     """A model on one batch.  Prints as a report."""
 
     loss: float
-    layers: dict  # label: `LayerDiagnosis`
+    layers: dict[str, LayerDiagnosis]  # by label
 
     def __str__(self):
         return "\n\n".join([f"loss {self.loss:.4g}", *(f"{label}: {layer}" for label, layer in self.layers.items())])
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """Of lists, numbers, strings and None, as JSON takes them but for inf and NaN."""
         return {"loss": self.loss, "layers": {label: _plain(layer) for label, layer in self.layers.items()}}
 
-    def plot(self):
+    def plot(self) -> Figure:
         """The error of every layer by lag, as a matplotlib Figure."""
         from keras_gated.plots import norms_over_time
 
@@ -80,7 +85,7 @@ class Diagnosis(NamedTuple):
         return norms_over_time(norms, title=title, unit="lag: steps before the loss")
 
 
-def diagnose(model, x, y):
+def diagnose(model: keras.Model, x: Any, y: Any) -> Diagnosis:
     """Says of every recurrent layer how far the error reaches, why not further, and what to change.
 
     The error is ‖∂L/∂c_t‖ where there is a cell state, which carries it, and ‖∂L/∂h_t‖ elsewhere.  It vanishes where

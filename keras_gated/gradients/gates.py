@@ -5,11 +5,14 @@ Hides how gates are read for all steps at once.  What the gates of a cell are is
 Axes: B batch, T time, N units.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_gated.cells.meaning import meaning_of
 from keras_gated.gradients.trajectory import checked, mean_of_valid, states_on
@@ -26,7 +29,9 @@ class GateStatistics(NamedTuple):
     high: np.ndarray  # (T,) share above 0.95
 
 
-def gate_activity(layer, x, mask=None, initial_state=None):
+def gate_activity(
+    layer: keras.layers.RNN, x: ArrayLike, mask: ArrayLike | None = None, initial_state: Any = None
+) -> dict[str, GateStatistics]:
     """What the gates of a layer do on x, step by step.
 
     Gates are the chapter's: i, f, o of an LSTM; z, r of a GRU, where z writes, h = (1 - z) h₋ + z h̃.  For
@@ -52,7 +57,9 @@ def gate_names(layer):
     return meaning_of(layer.cell).gates
 
 
-def retention_time(layer, x, mask=None, initial_state=None):
+def retention_time(
+    layer: keras.layers.RNN, x: ArrayLike, mask: ArrayLike | None = None, initial_state: Any = None
+) -> np.ndarray:
     """For how many steps each unit retains what it holds: -1 / ⟨ln f⟩, over all steps and examples.
 
     Along the cell state the error shrinks by f a step (eq. rnn-lstm-cec), by the factor e in this time.  f is the

@@ -5,10 +5,14 @@ Hides which part of the whole state is h, and how the cells of each library hold
 Axes: B batch, T time, N units, k gates.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_gated.cells.meaning import meaning_of
 from keras_gated.gradients.gates import gates_on
@@ -25,7 +29,9 @@ class Spectrum(NamedTuple):
     radius: np.ndarray  # (k,) spectral radius; NaN of blocks that are not square
 
 
-def state_jacobian_norms(layer, x, mask=None, initial_state=None):
+def state_jacobian_norms(
+    layer: keras.layers.RNN, x: ArrayLike, mask: ArrayLike | None = None, initial_state: Any = None
+) -> np.ndarray:
     """How far a change of one hidden state is felt: ‖∂h_t/∂h_k‖₂ of all pairs of steps (eq. rnn-jacobian).
 
     The product of the Jacobians of the whole state, of which the rows and columns of h count: for an LSTM the change
@@ -46,7 +52,7 @@ def state_jacobian_norms(layer, x, mask=None, initial_state=None):
     return np.tril(mean)
 
 
-def jacobian_bound(layer, lag):
+def jacobian_bound(layer: keras.layers.RNN, lag: ArrayLike) -> Any:
     """(γ σ_max(W_h))^lag, which ‖∂h_t/∂h_{t-lag}‖ of a simple RNN never exceeds (eq. rnn-jacobian-bound).
 
     Args:
@@ -70,7 +76,7 @@ def jacobian_bound(layer, lag):
         return (STEEPEST[name] * spectrum(layer).sigma_max[0]) ** np.asarray(lag, np.float64)
 
 
-def spectrum(layer):
+def spectrum(layer: keras.layers.RNN) -> Spectrum:
     """Largest singular value and spectral radius of each block of the recurrent kernel.
 
     Below 1 / γ the first says that gradients of a simple RNN vanish; the second above 1, that they may explode.
@@ -110,7 +116,9 @@ def recurrent_kernel(layer):
     return U
 
 
-def cell_state_jacobian(layer, x, mask=None, initial_state=None):
+def cell_state_jacobian(
+    layer: keras.layers.RNN, x: ArrayLike, mask: ArrayLike | None = None, initial_state: Any = None
+) -> np.ndarray:
     """The diagonal of ∂c_t/∂c_{t-1}, the gates held fixed: f_t (eq. rnn-lstm-cec).
 
     Its product over a lag is what the constant error carousel leaves of the error.

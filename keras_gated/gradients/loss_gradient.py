@@ -5,7 +5,7 @@ Hides how the loss of one batch is evaluated without changing the model.
 Axes: B batch, T time, N units, S all states of the cell side by side, k gates.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -42,7 +42,7 @@ class LossTerms(NamedTuple):
     total: np.ndarray  # (N, kN) the sum of all terms, ∂L/∂W_h
 
 
-def time_step_norms(model, x, y, layer):
+def time_step_norms(model: keras.Model, x: Any, y: Any, layer: keras.layers.RNN | str) -> TimeStepNorms:
     """How much of the loss reaches each time step: the total ‖∂L/∂h_t‖ and ‖∂L/∂c_t‖, through the recurrence.
 
     Args:
@@ -74,7 +74,7 @@ class ErrorSignal(NamedTuple):
     """Total gradients of every time step of every example, in the order of x."""
 
     loss: float
-    norms: dict  # state, as `perturbed.states` calls it: (B, T) ‖∂L/∂state_t‖
+    norms: dict[str, np.ndarray]  # state, as `perturbed.states` calls it: (B, T) ‖∂L/∂state_t‖
     valid: np.ndarray  # (B, T) bool
 
 
@@ -104,7 +104,7 @@ def error_signal(model, x, y, layer):
     return ErrorSignal(float(loss), dict(zip(names, np.moveaxis(norms, -1, 0), strict=True)), valid)
 
 
-def loss_gradient_terms(model, x, y, layer):
+def loss_gradient_terms(model: keras.Model, x: Any, y: Any, layer: keras.layers.RNN | str) -> LossTerms:
     """Which lag contributes how much to the gradient: the terms of eq. rnn-loss-grad.
 
     The term of t and k is ∂L_t/∂h_t · ∂h_t/∂h_k · ∂h_k/∂W_h, summed over the batch, with the whole state in place of

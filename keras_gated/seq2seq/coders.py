@@ -11,15 +11,18 @@ not, and that both are the same function, in half precision, too.
 Axes: B batch, T time, N units, V vocabulary.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_gated.attention import AdditiveAttention, MultiplicativeAttention
+from keras_gated.attention import AdditiveAttention, Memory, MultiplicativeAttention, Tensor
 from keras_gated.cells.gru import GRU
 from keras_gated.cells.lstm import LSTM
 from keras_gated.cells.recurrent import Recurrent, RecurrentCell
@@ -35,8 +38,8 @@ IMPOSSIBLE = -1e9  # the logit of a token that is never written: finite, as a lo
 class State(NamedTuple):
     """All that a decoder's next step depends on but the token; rows of every array belong together."""
 
-    layers: tuple  # of each layer a tuple of its states, (B, N) in float32 at least
-    memory: tuple  # attention's `Memory`, or () without attention
+    layers: tuple[tuple[Tensor, ...], ...]  # of each layer a tuple of its states, (B, N) in float32 at least
+    memory: Memory | tuple[()]  # () without attention
 
 
 class Encoder(keras.layers.Layer):
@@ -57,7 +60,18 @@ class Encoder(keras.layers.Layer):
         the decoder's initial states, a tuple for each layer.
     """
 
-    def __init__(self, vocabulary, embedding_dim, units, cell, layers, bidirectional, dropout, sequences, dtype):
+    def __init__(
+        self,
+        vocabulary: int,
+        embedding_dim: int,
+        units: int,
+        cell: str | type[keras.layers.Layer] | keras.layers.Layer,
+        layers: int,
+        bidirectional: bool,
+        dropout: float,
+        sequences: bool,
+        dtype: str | keras.DTypePolicy,
+    ):
         super().__init__(name="encoder", dtype=dtype, autocast=False)
         self.embedding = keras.layers.Embedding(vocabulary, embedding_dim, name="embedding", dtype=dtype)
         self.embedding.build()
@@ -78,7 +92,7 @@ class Encoder(keras.layers.Layer):
             self.recurrent.append(layer)
         self.built = True
 
-    def call(self, source, training=False):
+    def call(self, source: Tensor, training: bool = False) -> tuple[Tensor, Tensor, tuple[tuple[Tensor, ...], ...]]:
         valid = source != PADDING
         x, states, bridges = source, [], iter(self.bridges)
         for n, layer in enumerate(self.recurrent):
@@ -110,7 +124,17 @@ class Decoder(keras.layers.Layer):
     """
 
     def __init__(
-        self, vocabulary, embedding_dim, units, cell, layers, attention, dropout, value_features, impossible, dtype
+        self,
+        vocabulary: int,
+        embedding_dim: int,
+        units: int,
+        cell: str | type[keras.layers.Layer] | keras.layers.Layer,
+        layers: int,
+        attention: Literal["additive", "multiplicative"] | None,
+        dropout: float,
+        value_features: int,
+        impossible: Sequence[int],
+        dtype: str | keras.DTypePolicy,
     ):
         super().__init__(name="decoder", dtype=dtype, autocast=False)
         self.arithmetic_dtype = arithmetic_dtype(self.compute_dtype)
@@ -136,19 +160,21 @@ class Decoder(keras.layers.Layer):
         self.logits.build((None, None, features))
         self.built = True
 
-    def start(self, outputs, valid, states):
+    def start(self, outputs: Tensor, valid: Tensor, states: tuple[tuple[Tensor, ...], ...]) -> State:
         """The `State` before the first step, of what the encoder returns."""
         states = tuple(tuple(ops.cast(s, self.arithmetic_dtype) for s in of_layer) for of_layer in states)
         return State(states, () if self.attention is None else self.attention.memory(outputs, valid))
 
-    def call(self, tokens, state, valid=None, training=False):
+    def call(
+        self, tokens: Tensor, state: State, valid: Tensor | None = None, training: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         x = tokens
         for n, (layer, states) in enumerate(zip(self.recurrent, state.layers, strict=True)):
             run = layer if n else functools.partial(_embedded, self.embedding, layer)
             x = run(x, initial_state=list(states), mask=valid, training=training)
         return self._read_out(x, state.memory, training)
 
-    def step(self, tokens, state):
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """One step: tokens (B,) -> logits (B, V), and the state after it."""
         x, after = self.embedding(tokens), []
         for layer, states in zip(self.recurrent, state.layers, strict=True):
@@ -173,7 +199,7 @@ class Decoder(keras.layers.Layer):
 class Logits(keras.layers.Dense):
     """A Dense layer of one logit for each token; of `impossible` tokens it is so low that their probability is 0."""
 
-    def __init__(self, units, impossible, **options):
+    def __init__(self, units: int, impossible: Sequence[int], **options: Any):
         super().__init__(units, **options)
         self.impossible = impossible
 
