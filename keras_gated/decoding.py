@@ -16,11 +16,20 @@ one, so that repeated calls trace `step` once.  A small step is worth a tf.funct
 Axes: B batch, K beam width, L max_length, V vocabulary.
 """
 
+import importlib
 from typing import NamedTuple
 
 import keras
-from keras.src.utils.module_utils import tensorflow as tf  # imported with the first call: other backends go without
 
+
+class _TensorFlow:
+    """The module, imported with the first call: other backends go without."""
+
+    def __getattr__(self, name):
+        return getattr(importlib.import_module("tensorflow"), name)
+
+
+tf = _TensorFlow()
 PADDING, INFINITY = 0, float("inf")
 
 

@@ -7,14 +7,13 @@ who runs the equations: `sweep` on TensorFlow, Keras's own loop elsewhere and fo
 import contextlib
 import inspect
 import numbers
+import re
 
 import keras
 from keras import ops
-from keras.src import backend
-from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
-from keras.src.utils.naming import to_snake_case
 
 from keras_gated.engine.contract import arithmetic_dtype, loop
+from keras_gated.keras_internals import DropoutRNNCell, in_forward_mode
 
 WEIGHT_OPTIONS = {
     f"{weight}_{role}": module
@@ -193,7 +192,7 @@ class Recurrent(keras.layers.RNN):
     def __init__(self, cell_class, units, options, **own):
         of_cell = {name: options.pop(name) for name in CELL_OPTIONS if name in options}
         of_both = {name: options[name] for name in ("dtype", "trainable") if name in options}
-        cell = cell_class(units, **own, **of_cell, **of_both, name=to_snake_case(cell_class.__name__))
+        cell = cell_class(units, **own, **of_cell, **of_both, name=_snake_case(cell_class.__name__))
         super().__init__(cell, **options)
 
     def build(self, sequences_shape, initial_state_shape=None):
@@ -259,7 +258,7 @@ class Recurrent(keras.layers.RNN):
         if mask is not None:
             seen = ops.cumsum(ops.cast(mask, "int32"), axis=1) > 0
             shown = mask if self.zero_output_for_mask else seen
-        run = self._loop if self.unroll or backend.backend() != "tensorflow" else self._sweep
+        run = self._loop if self.unroll or keras.backend.backend() != "tensorflow" else self._sweep
         outputs, states = run(sequences, list(initial_state), mask, shown, training, probe)
         last = states[0] if shown is None else ops.where(shown[:, -1:], states[0], 0)
         return last, outputs if self.return_sequences else last, list(states)
@@ -278,7 +277,7 @@ class Recurrent(keras.layers.RNN):
         return ops.flip(mask, axis=1) if self.go_backwards else mask
 
     def _sweep(self, sequences, initial_state, mask, shown, training, probe):
-        from keras_gated.engine.sweep import Masks, Options, in_forward_mode, sweep
+        from keras_gated.engine.sweep import Masks, Options, sweep
 
         cell, weights = self.cell, self.cell.tensors()
         if in_forward_mode([sequences, *initial_state, *weights]):
@@ -326,6 +325,11 @@ class Recurrent(keras.layers.RNN):
     @classmethod
     def from_config(cls, config):
         return cls(**config)
+
+
+def _snake_case(name):
+    """LSTMCell -> lstm_cell.  Saved weights are found by this name."""
+    return re.sub("(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def _fits(shape, expected):

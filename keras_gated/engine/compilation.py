@@ -9,19 +9,14 @@ SPAN steps, which runs over one span of time after the other and is compiled onc
 import functools
 
 import tensorflow as tf
-from tensorflow.python.framework import ops as graphs
-from tensorflow.python.ops import control_flow_util
 
 from keras_gated.engine import scan as program
 from keras_gated.engine.contract import arithmetic_dtype
+from keras_gated.keras_internals import in_compiled_program
 
 SPAN = 64  # steps of one compiled program where T is unknown
 
 _programs = []  # the shapes of each that was made
-
-
-def in_compiled_program():
-    return control_flow_util.GraphOrParentsInXlaContext(graphs.get_default_graph())
 
 
 def once(function):

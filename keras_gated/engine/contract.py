@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import keras
 from keras import ops
-from keras.src import backend
+
+from keras_gated.keras_internals import rnn_loop
 
 
 def _by(U):
@@ -143,7 +144,7 @@ def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False, pr
     x = x if mask is None else ops.where(mask[..., None], x, 0)  # no gradient may meet what padding holds
     if probe is not None:
         x = together(x, ops.flip(probe, axis=1) if go_backwards else probe, states)
-    _, outputs, states = backend.rnn(
+    _, outputs, states = rnn_loop(
         step,
         x,
         states,

@@ -14,11 +14,11 @@ import uuid
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.eager import forwardprop_util
 
-from keras_gated.engine.compilation import backward, forward, in_compiled_program, once
+from keras_gated.engine.compilation import backward, forward, once
 from keras_gated.engine.compilation import programs as programs
 from keras_gated.engine.contract import loop
+from keras_gated.keras_internals import in_compiled_program
 
 SMALLEST_BATCH = 8  # below, a second lane costs more than it saves,
 SMALLEST_INFERENCE = 12 << 20  # or in inference for fewer multiplications than these
@@ -74,11 +74,6 @@ def _with_a_step(x):
     expected = "A recurrent layer expects at least one time step, received x of shape"
     with tf.control_dependencies([tf.debugging.Assert(tf.shape(x)[1] > 0, [expected, tf.shape(x)])]):
         return tf.identity(x)
-
-
-def in_forward_mode(tensors):
-    """Whether a ForwardAccumulator watches: what it needs, tf.custom_gradient cannot give."""
-    return bool(forwardprop_util.pack_tangents([tf.convert_to_tensor(t) for t in tensors]).indices)
 
 
 @functools.cache

@@ -14,11 +14,11 @@ import functools
 
 import keras
 from keras import tree
-from keras.src import backend
 
 from keras_gated.cells.recurrent import Recurrent, RecurrentCell
 from keras_gated.engine.contract import together, watched
-from keras_gated.gradients.trajectory import tapped
+from keras_gated.gradients.trajectory import takes_training, tapped
+from keras_gated.keras_internals import rnn_loop
 from keras_gated.patching import replaced
 
 RNN = keras.layers.RNN
@@ -77,7 +77,7 @@ def _watched_states(layer, states):
 
 def _kerass_loop(layer, inputs, initial_state, mask, training):
     """What keras.layers.RNN does, of x_t and its probes."""
-    options = {"training": training} if layer.cell._call_has_training_arg else {}
+    options = {"training": training} if takes_training(layer.cell) else {}
 
     def step(both, states):
         x, *probes = both
@@ -89,7 +89,7 @@ def _kerass_loop(layer, inputs, initial_state, mask, training):
             output, states = layer.cell(x, states, **options)
         return output, states if tree.is_nested(states) else [states]
 
-    return backend.rnn(
+    return rnn_loop(
         step,
         inputs,
         initial_state if tree.is_nested(initial_state) else [initial_state],

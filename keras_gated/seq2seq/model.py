@@ -18,7 +18,6 @@ import numbers
 import keras
 import numpy as np
 from keras import ops
-from keras.src.utils.module_utils import tensorflow as tf  # imported with the first use: other backends go without
 
 from keras_gated.decoding import beam_search, greedy, sample
 from keras_gated.seq2seq.coders import ATTENTION, KINDS, LAYERS, Decoder, Encoder, State, cell_name
@@ -259,6 +258,8 @@ class Seq2Seq(keras.Model):
             return greedy(*given)
         if strategy == "beam":
             return beam_search(*given, beam_width, **options)
+        import tensorflow as tf
+
         seed = tf.random.experimental.stateless_fold_in(options["seed"], batch)
         return sample(*given, **{**options, "seed": seed})
 
@@ -332,6 +333,8 @@ class Seq2Seq(keras.Model):
         """function(*fixed, ...): on TensorFlow one graph, made anew only for sizes of another kind."""
         if keras.backend.backend() != "tensorflow":
             return functools.partial(function, *fixed)
+        import tensorflow as tf
+
         key = function.__name__, *fixed
         if key not in self._functions:
             # A partial, since TensorFlow counts the graphs of all functions that share their code, and warns.
