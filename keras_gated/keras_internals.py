@@ -21,7 +21,7 @@ IMPORTS = {
     "Without it our cells have no dropout masks, and Keras does not renew them for each batch.",
     "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext": "It tells whether a graph is being made for "
     "XLA. Without it our layers cannot be part of a model with jit_compile=True.",
-    "tensorflow.python.eager.forwardprop_util.pack_tangents": "It tells whether a ForwardAccumulator watches a tensor. "
+    "tensorflow.python.eager.forwardprop_util.pack_tangents": "It tells whether a ForwardAccumulator is at work. "
     "Without it forward-mode derivatives of our layers raise an error.",
 }
 
@@ -100,7 +100,7 @@ def in_compiled_program():
 
 
 def in_forward_mode(tensors):
-    """Whether a tf.autodiff.ForwardAccumulator watches any of the tensors (TensorFlow backend).
+    """Whether a tf.autodiff.ForwardAccumulator is at work, which may watch these tensors (TensorFlow backend).
 
     Whoever uses tf.custom_gradient must know, as that cannot give what an accumulator needs.
     """
