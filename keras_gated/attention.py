@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import keras
 from keras import ops
-from keras.src import backend
+
+from keras_gated.keras_internals import get_keras_mask
 
 Tensor = Any  # of the backend, whichever that is
 NEVER = -1e30  # the score of a masked value: e to its power is 0 beside any other
@@ -129,7 +130,7 @@ class Attention(keras.layers.Layer):
         return ops.cast(ops.cast(weight, self.compute_dtype), self.arithmetic_dtype)
 
     def compute_mask(self, query: Tensor, previous_mask: Any = None) -> Tensor | None:
-        return backend.get_keras_mask(query)
+        return get_keras_mask(query)
 
 
 @keras.saving.register_keras_serializable("keras_gated")

@@ -18,6 +18,7 @@ Axes: B batch, K beam width, L max_length, V vocabulary.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -27,7 +28,14 @@ from numpy.typing import ArrayLike
 if TYPE_CHECKING:
     import tensorflow as tf
 else:
-    from keras.src.utils.module_utils import tensorflow as tf  # imported with the first call: other backends go without
+
+    class _TensorFlow:
+        """The module, imported with the first call: other backends go without."""
+
+        def __getattr__(self, name):
+            return getattr(importlib.import_module("tensorflow"), name)
+
+    tf = _TensorFlow()
 
 PADDING, INFINITY = 0, float("inf")
 

@@ -11,12 +11,11 @@ import re
 
 import keras
 from keras import ops
-from keras.src import backend
-from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
 from keras_gated.cells.options import LAYER_PARAMETERS, RNN_PARAMETERS, WEIGHT_OPTIONS, parameters_of, signature_of
 from keras_gated.engine.loop import loop
 from keras_gated.engine.precision import arithmetic_dtype
+from keras_gated.keras_internals import DropoutRNNCell, in_forward_mode
 
 SNAKE_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # LSTMCell -> lstm_cell
 
@@ -296,7 +295,7 @@ class Recurrent(keras.layers.RNN):
         if mask is not None:
             seen = ops.cumsum(ops.cast(mask, "int32"), axis=1) > 0
             shown = mask if self.zero_output_for_mask else seen
-        run = self._loop if self.unroll or backend.backend() != "tensorflow" else self._sweep
+        run = self._loop if self.unroll or keras.backend.backend() != "tensorflow" else self._sweep
         outputs, states = run(sequences, list(initial_state), mask, shown, training, perturbation)
         last = states[0] if shown is None else ops.where(shown[:, -1:], states[0], 0)
         return last, outputs if self.return_sequences else last, list(states)
@@ -315,7 +314,7 @@ class Recurrent(keras.layers.RNN):
         return ops.flip(mask, axis=1) if self.go_backwards else mask
 
     def _sweep(self, sequences, initial_state, mask, shown, training, perturbation):
-        from keras_gated.engine.sweep import Masks, Options, in_forward_mode, sweep
+        from keras_gated.engine.sweep import Masks, Options, sweep
 
         cell, weights = self.cell, self.cell.tensors()
         if in_forward_mode([sequences, *initial_state, *weights.values()]):
@@ -361,6 +360,11 @@ class Recurrent(keras.layers.RNN):
     @classmethod
     def from_config(cls, config):
         return cls(**config)
+
+
+def _snake_case(name):
+    """LSTMCell -> lstm_cell.  Saved weights are found by this name."""
+    return re.sub("(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def _fits(shape, expected):

@@ -8,14 +8,10 @@ as long as the process lives.
 import functools
 
 import tensorflow as tf
-from tensorflow.python.framework import ops as graphs
-from tensorflow.python.ops import control_flow_util
+
+from keras_gated.keras_internals import in_compiled_program
 
 GRAPHS = 256  # of each kind that are kept; the least recently used one is dropped
-
-
-def in_compiled_program():
-    return control_flow_util.GraphOrParentsInXlaContext(graphs.get_default_graph())
 
 
 def traced_once(function):

@@ -4,9 +4,9 @@ Hides in what Keras's backends differ: reversal and masks are done here.
 """
 
 from keras import ops
-from keras.src import backend
 
 from keras_gated.engine.perturbation import with_perturbations
+from keras_gated.keras_internals import rnn_loop
 
 
 def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False, perturbation=None):
@@ -30,7 +30,7 @@ def loop(step, x, states, mask, shown, go_backwards, sequences, unroll=False, pe
     x = x if mask is None else ops.where(mask[..., None], x, 0)  # no gradient may meet what padding holds
     if perturbation is not None:
         x = with_perturbations(x, ops.flip(perturbation, axis=1) if go_backwards else perturbation, states)
-    _, outputs, states = backend.rnn(
+    _, outputs, states = rnn_loop(
         step,
         x,
         states,

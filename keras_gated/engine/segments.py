@@ -9,8 +9,9 @@ Hides which of both runs, and how a sequence of any length is cut into segments 
 import tensorflow as tf
 
 from keras_gated.engine import scan
-from keras_gated.engine.compilation import compiled, in_compiled_program, traced_once
+from keras_gated.engine.compilation import compiled, traced_once
 from keras_gated.engine.precision import arithmetic_dtype
+from keras_gated.keras_internals import in_compiled_program
 
 SEGMENT = 64  # steps of one compiled program where T is unknown
 

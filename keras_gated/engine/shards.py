@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_gated.engine import segments
-from keras_gated.engine.compilation import in_compiled_program, traced_once
+from keras_gated.engine.compilation import traced_once
+from keras_gated.keras_internals import in_compiled_program
 
 SMALLEST_BATCH = 8  # of known size: below, a second shard costs more than it saves,
 SMALLEST_INFERENCE = 12 << 20  # or in inference for fewer multiplications than these

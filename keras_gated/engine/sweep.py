@@ -11,7 +11,6 @@ Axes: B batch, T time, D features, N units, k gates.
 import functools
 
 import tensorflow as tf
-from tensorflow.python.eager import forwardprop_util
 
 from keras_gated.engine import shards
 from keras_gated.engine.loop import loop
@@ -54,11 +53,6 @@ def _with_a_step(x):
     expected = "A recurrent layer expects at least one time step, received x of shape"
     with tf.control_dependencies([tf.debugging.Assert(tf.shape(x)[1] > 0, [expected, tf.shape(x)])]):
         return tf.identity(x)
-
-
-def in_forward_mode(tensors):
-    """Whether a ForwardAccumulator watches: what it needs, tf.custom_gradient cannot give."""
-    return bool(forwardprop_util.pack_tangents([tf.convert_to_tensor(t) for t in tensors]).indices)
 
 
 @functools.lru_cache(maxsize=SETTINGS)

@@ -13,12 +13,12 @@ import functools
 
 import keras
 from keras import tree
-from keras.src import backend
 
 from keras_gated.cells.meaning import meaning_of
 from keras_gated.cells.recurrent import Recurrent, RecurrentCell
 from keras_gated.engine.perturbation import perturbed_states, with_perturbations
-from keras_gated.gradients.trajectory import tapped
+from keras_gated.gradients.trajectory import takes_training, tapped
+from keras_gated.keras_internals import rnn_loop
 from keras_gated.patching import replaced
 
 RNN = keras.layers.RNN
@@ -74,7 +74,7 @@ def _perturbed_states(layer, states):
 
 def _loop_of_keras(layer, inputs, initial_state, mask, training):
     """What keras.layers.RNN does, of x_t and the zeros of its states."""
-    options = {"training": training} if layer.cell._call_has_training_arg else {}
+    options = {"training": training} if takes_training(layer.cell) else {}
 
     def step(inputs, states):
         x, *zeros = inputs
@@ -86,7 +86,7 @@ def _loop_of_keras(layer, inputs, initial_state, mask, training):
             output, states = layer.cell(x, states, **options)
         return output, states if tree.is_nested(states) else [states]
 
-    return backend.rnn(
+    return rnn_loop(
         step,
         inputs,
         initial_state if tree.is_nested(initial_state) else [initial_state],
@@ -110,7 +110,11 @@ def _perturbed_call(cell, zeros, call, *args, **kwargs):
         carry.append(_perturbed(a, zeros[1]) if carry else a)
         return run(carry[-1])
 
-    with replaced(cell, "activation", activation) if "c" in _states(cell) else contextlib.nullcontext():
+    with (
+        replaced(cell, "activation", activation)
+        if isinstance(cell, keras.layers.LSTMCell)
+        else contextlib.nullcontext()
+    ):
         output, states = call(*args, **kwargs)
     nested = tree.is_nested(states)
     h, *others = states if nested else [states]

@@ -9,6 +9,7 @@ Bidirectional, is the last of x.  Axes: B batch, T time, D features, S all state
 
 import contextlib
 import functools
+import inspect
 from typing import Any, NamedTuple
 
 import keras
@@ -222,7 +223,7 @@ def measuring(model, measure):
 def step_of(layer):
     """The layer's step as a function of arrays: x (R, D), all states before (R, S) -> all states after (R, S)."""
     cell = layer.cell
-    options = {"training": False} if getattr(cell, "_call_has_training_arg", False) else {}
+    options = {"training": False} if takes_training(cell) else {}
     structure = layer.get_initial_state(1)
     ends = np.cumsum([s.shape[-1] for s in keras.tree.flatten(structure)])[:-1]
 
@@ -232,6 +233,10 @@ def step_of(layer):
         return side_by_side(after)
 
     return step
+
+
+def takes_training(cell):
+    return isinstance(cell, keras.layers.Layer) and "training" in inspect.signature(cell.call).parameters
 
 
 def side_by_side(states):

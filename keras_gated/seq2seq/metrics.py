@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import keras
 from keras import ops
-from keras.src import backend
-from keras.src.losses.loss import reduce_weighted_values
 
 from keras_gated.attention import Tensor
+from keras_gated.keras_internals import get_keras_mask
 from keras_gated.seq2seq.tokens import PADDING
 
 
@@ -25,7 +24,7 @@ def crossentropies(labels, logits):
 
 
 def _valid(y_true, y_pred):
-    mask = backend.get_keras_mask(y_pred)
+    mask = get_keras_mask(y_pred)
     return ops.cast(y_true, "int32") != PADDING if mask is None else ops.cast(mask, "bool")
 
 
@@ -41,6 +40,11 @@ def _weights(valid, sample_weight):
 @keras.saving.register_keras_serializable("keras_gated")
 class TokenCrossentropy(keras.losses.Loss):
     """-log p(y_t), from logits, averaged over the valid tokens of the batch; 0 for a batch without any.
+
+    It is keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0), value and gradient, but for
+    three things.  A mask of the logits may let a label 0 count, which Keras leaves out.  Weights of rows may be (B,),
+    which Keras multiplies with the tokens of each row, or refuses.  Labels stay integers, where a loss of dtype float16
+    takes those above 2048 for others.
 
     Args:
         reduction, name, dtype: as in keras.losses.Loss.
@@ -66,9 +70,19 @@ class TokenCrossentropy(keras.losses.Loss):
         y_pred = ops.convert_to_tensor(y_pred)
         valid = _valid(y_true, y_pred)
         losses = ops.where(valid, self.call(y_true, y_pred), 0)
-        if sample_weight is not None:
-            sample_weight = _weights(valid, sample_weight)
-        return reduce_weighted_values(losses, sample_weight, valid, self.reduction, self.dtype)
+        weights = _weights(valid, sample_weight)
+        if self.reduction in ("sum_over_batch_size", "mean"):  # which divide by the number of all tokens
+            dtype = keras.backend.result_type(self.dtype, "float32")
+            count = ops.sum(ops.cast(valid, dtype))
+            weights = ops.cast(weights, dtype) * ops.divide_no_nan(ops.cast(ops.size(valid), dtype), count)
+        return _Reduced(name=self.name, reduction=self.reduction, dtype=self.dtype)(losses, losses, weights)
+
+
+class _Reduced(keras.losses.Loss):
+    """Keras's reduction over the tokens and over replicas, of losses that are known already."""
+
+    def call(self, y_true, y_pred):
+        return y_pred
 
 
 class _TokenMean(keras.metrics.Mean):

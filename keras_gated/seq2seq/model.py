@@ -21,7 +21,6 @@ from typing import Any, Literal, Self
 import keras
 import numpy as np
 from keras import ops
-from keras.src.utils.module_utils import tensorflow as tf  # imported with the first use: other backends go without
 from numpy.typing import ArrayLike
 
 from keras_gated.attention import Tensor
@@ -281,6 +280,8 @@ class Seq2Seq(keras.Model):
             return greedy(*given)
         if strategy == "beam":
             return beam_search(*given, beam_width, **options)
+        import tensorflow as tf
+
         seed = tf.random.experimental.stateless_fold_in(options["seed"], batch)
         return sample(*given, **{**options, "seed": seed})
 
@@ -354,6 +355,8 @@ class Seq2Seq(keras.Model):
         """function(*fixed, ...): on TensorFlow one graph, made anew only for sizes of another kind."""
         if keras.backend.backend() != "tensorflow":
             return functools.partial(function, *fixed)
+        import tensorflow as tf
+
         key = function.__name__, *fixed
         if key not in self._functions:
             # A partial, since TensorFlow counts the graphs of all functions that share their code, and warns.

@@ -12,7 +12,9 @@ import tensorflow as tf
 from table import CELLS, D, N, assert_close, batch, build, loop_of, make, values_and_gradients
 
 import keras_gated as kg
-from keras_gated.engine import compilation as lane, scan as program, sweep
+from keras_gated.engine import compilation as lane
+from keras_gated.engine import scan as program
+from keras_gated.engine import sweep
 
 
 @pytest.fixture(params=["rnn_tanh", "lstm", "gru", "gru_reset_after"])
