@@ -7,12 +7,15 @@ tests/package/test_private_names.py holds that both lists are complete, and that
 Hidden here: where the names lie, and that TensorFlow is imported only by whoever runs on it.
 """
 
+import contextlib
 import importlib
 
 import keras
 
 # Imported, by module and name.
 IMPORTS = {
+    "keras.src.backend.common.global_state": "Keras counts the names of layers and operations in it. Without it "
+    "checking a cell's equations changes the names that Keras gives to what a user makes later.",
     "keras.src.backend.rnn": "This is Keras's loop over time. Without it no layer runs on JAX or PyTorch, with "
     "unroll=True or under a second derivative, and GradientFlow sees no layer of Keras.",
     "keras.src.backend.get_keras_mask": "It reads the mask that a tensor carries. Without it attention drops the mask "
@@ -108,3 +111,15 @@ def in_forward_mode(tensors):
 
     pack_tangents = _imported("tensorflow.python.eager.forwardprop_util.pack_tangents")
     return bool(pack_tangents([tf.convert_to_tensor(t) for t in tensors]).indices)
+
+
+@contextlib.contextmanager
+def names_unchanged():
+    """What is made in this context does not count in the names that Keras gives to layers and operations."""
+    state = _imported("keras.src.backend.common.global_state")
+    before = state.get_global_attribute("object_name_uids")
+    state.set_global_attribute("object_name_uids", None)
+    try:
+        yield
+    finally:
+        state.set_global_attribute("object_name_uids", before)

@@ -7,9 +7,12 @@ Where the logits carry a Keras mask it says which tokens are valid; elsewhere th
 Axes: B batch, T tokens, V vocabulary.
 """
 
+from __future__ import annotations
+
 import keras
 from keras import ops
 
+from keras_gated.attention import Tensor
 from keras_gated.keras_internals import get_keras_mask
 from keras_gated.seq2seq.tokens import PADDING
 
@@ -52,10 +55,15 @@ class TokenCrossentropy(keras.losses.Loss):
         sample_weight: None, or (B,), (B, 1) or (B, T).
     """
 
-    def __init__(self, reduction="sum_over_batch_size", name="token_crossentropy", dtype=None):
+    def __init__(
+        self,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "token_crossentropy",
+        dtype: str | keras.DTypePolicy | None = None,
+    ):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
 
-    def call(self, y_true, y_pred):
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         return crossentropies(y_true, y_pred)
 
     def __call__(self, y_true, y_pred, sample_weight=None):
@@ -91,13 +99,13 @@ class _TokenMean(keras.metrics.Mean):
 class Perplexity(_TokenMean):
     """exp of the mean of -log p(y_t), from logits, over all valid tokens; 1 where there was none."""
 
-    def __init__(self, name="perplexity", dtype=None):
+    def __init__(self, name: str = "perplexity", dtype: str | keras.DTypePolicy | None = None):
         super().__init__(name=name, dtype=dtype)
 
-    def of_batch(self, y_true, y_pred, valid, weights):
+    def of_batch(self, y_true: Tensor, y_pred: Tensor, valid: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         return crossentropies(y_true, y_pred), weights
 
-    def result(self):
+    def result(self) -> Tensor:
         return ops.exp(super().result())
 
 
@@ -105,10 +113,10 @@ class Perplexity(_TokenMean):
 class TokenAccuracy(_TokenMean):
     """The share of valid tokens that have the largest logit."""
 
-    def __init__(self, name="token_accuracy", dtype=None):
+    def __init__(self, name: str = "token_accuracy", dtype: str | keras.DTypePolicy | None = None):
         super().__init__(name=name, dtype=dtype)
 
-    def of_batch(self, y_true, y_pred, valid, weights):
+    def of_batch(self, y_true: Tensor, y_pred: Tensor, valid: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         return _correct(y_true, y_pred), weights
 
 
@@ -116,10 +124,10 @@ class TokenAccuracy(_TokenMean):
 class SequenceAccuracy(_TokenMean):
     """The share of sequences in which every valid token has the largest logit; sequences without any do not count."""
 
-    def __init__(self, name="sequence_accuracy", dtype=None):
+    def __init__(self, name: str = "sequence_accuracy", dtype: str | keras.DTypePolicy | None = None):
         super().__init__(name=name, dtype=dtype)
 
-    def of_batch(self, y_true, y_pred, valid, weights):
+    def of_batch(self, y_true: Tensor, y_pred: Tensor, valid: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         tokens = ops.sum(ops.cast(valid, "float32"), axis=1)
         return ops.all(_correct(y_true, y_pred) | ~valid, axis=1), ops.divide_no_nan(ops.sum(weights, axis=1), tokens)
 
