@@ -41,10 +41,10 @@ def _weights(valid, sample_weight):
 class TokenCrossentropy(keras.losses.Loss):
     """-log p(y_t), from logits, averaged over the valid tokens of the batch; 0 for a batch without any.
 
-    It is keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0), value and gradient, but for
-    three things.  A mask of the logits may let a label 0 count, which Keras leaves out.  Weights of rows may be (B,),
-    which Keras multiplies with the tokens of each row, or refuses.  Labels stay integers, where a loss of dtype float16
-    takes those above 2048 for others.
+    Value and gradient are those of keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0), but
+    for three cases.  A mask of the logits may let a label 0 count, which Keras always leaves out.  Weights of rows may
+    be (B,) on every backend, and (B, 1) on PyTorch: there Keras raises an error, or takes (B,) for weights of time
+    steps where B is T.  Labels stay integers: in a loss of dtype float16 Keras rounds those above 2048.
 
     Args:
         reduction, name, dtype: as in keras.losses.Loss.

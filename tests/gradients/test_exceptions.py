@@ -13,8 +13,8 @@ tf = pytest.importorskip("tensorflow")
 if keras.backend.backend() != "tensorflow":
     pytest.skip("of the TensorFlow backend", allow_module_level=True)
 
-from keras_gated.gradients import perturbed  # noqa: E402
-from keras_gated.gradients.perturbed import probed, states  # noqa: E402
+from keras_gated.gradients import perturbed as perturbed_module  # noqa: E402
+from keras_gated.gradients.perturbed import perturbed, states  # noqa: E402
 from keras_gated.gradients.trajectory import layer_input, recurrent_layers  # noqa: E402
 
 K = keras.layers
@@ -74,11 +74,11 @@ def assert_untouched(layer, before):
         assert [name for name in held if held[name] is not expected[name]] == []
 
 
-def run_probed(layer, x, attach=None, **given):
+def run_perturbed(layer, x, attach=None, **given):
     def zeros(sequences, mask):
         return tf.zeros((*tf.unstack(tf.shape(sequences)[:2]), len(states(layer))), sequences.dtype)
 
-    with probed(layer, attach or zeros):
+    with perturbed(layer, attach or zeros):
         return layer(x, **given)
 
 
@@ -95,19 +95,19 @@ WAYS = {
 def test_where_a_layer_of_keras_fails(kind, way, rng, monkeypatch):
     activation = Fragile(keras.ops.tanh)
     layer, x = made(kind, activation), tf.constant(rng.normal(size=(B, T, D)), tf.float32)
-    expected = run_probed(layer, x, training=True)
-    before, loop = holdings(layer), Fragile(perturbed.rnn_loop)
+    expected = run_perturbed(layer, x, training=True)
+    before, loop = holdings(layer), Fragile(perturbed_module.rnn_loop)
     attach = Fragile(lambda sequences, mask: tf.zeros((B, T, len(states(layer)))))
-    monkeypatch.setattr(perturbed, "rnn_loop", loop)
+    monkeypatch.setattr(perturbed_module, "rnn_loop", loop)
     # The second call of an activation is that on c; by the third of a stack the second cell is running.
     plans = [(activation, n) for n in (1, 2, 3) if n < 2 or kind != "SimpleRNN" and kind != "GRU"]
     for fragile, n in [*plans, (loop, 1), (attach, 1)]:
         fragile.arm(n)
         with pytest.raises(Planned):
-            WAYS[way](lambda x: run_probed(layer, x, attach, training=True))(x)
+            WAYS[way](lambda x: run_perturbed(layer, x, attach, training=True))(x)
         fragile.left = None
         assert_untouched(layer, before)
-    np.testing.assert_array_equal(run_probed(layer, x, attach, training=True), expected)
+    np.testing.assert_array_equal(run_perturbed(layer, x, attach, training=True), expected)
     np.testing.assert_allclose(layer(x, training=True), expected, rtol=1e-6)
     assert_untouched(layer, before)
 
@@ -120,7 +120,7 @@ def test_where_the_call_of_a_cell_fails(way, rng):
     for cell in cells:
         before, cell.armed = holdings(layer), True
         with pytest.raises(Planned):
-            WAYS[way](lambda x: run_probed(layer, x, training=True))(x)
+            WAYS[way](lambda x: run_perturbed(layer, x, training=True))(x)
         cell.armed = False
         for held, expected in zip(holdings(layer), before, strict=True):
             held.pop("armed", None), expected.pop("armed", None)
@@ -138,7 +138,7 @@ def test_where_a_bidirectional_layer_fails(rng):
     activation.arm(T + 1)
     with pytest.raises(Planned), contextlib.ExitStack() as stack:
         for half in both:
-            stack.enter_context(probed(half, lambda sequences, mask: tf.zeros((B, T, 2))))
+            stack.enter_context(perturbed(half, lambda sequences, mask: tf.zeros((B, T, 2))))
         layer(x)
     for half, expected in zip(both, before, strict=True):
         assert_untouched(half, expected)
