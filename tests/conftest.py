@@ -40,11 +40,13 @@ def tf():
 
 
 @pytest.fixture
-def uncompiled(tf):
+def uncompiled():
     """Every tf.function runs operation by operation: where numbers are compared, nothing has to be compiled for it."""
-    tf.config.run_functions_eagerly(True)
+    if ON_TENSORFLOW:
+        tensorflow.config.run_functions_eagerly(True)
     yield
-    tf.config.run_functions_eagerly(False)
+    if ON_TENSORFLOW:
+        tensorflow.config.run_functions_eagerly(False)
 
 
 @pytest.fixture(scope="session")
