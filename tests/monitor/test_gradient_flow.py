@@ -246,6 +246,7 @@ def test_charts_are_prepared_for_what_is_written(data, rng, tmp_path):
 
 @pytest.mark.slow
 def test_the_rows_of_two_replicas_are_one_batch(data, replicas, tmp_path):
+    keras.utils.clear_session()
     with replicas.scope():
         model = small()
     flow = fit(model, data, tmp_path)
