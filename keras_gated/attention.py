@@ -12,22 +12,26 @@ Hidden here: precision, and what padding may hold.
 Axes: B batch, T_q queries, T_v values, D_q and D_v their features, A units.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
-from keras.src import backend
 
+from keras_gated.keras_internals import get_keras_mask
+
+Tensor = Any  # of the backend, whichever that is
 NEVER = -1e30  # the score of a masked value: e to its power is 0 beside any other
 
 
 class Memory(NamedTuple):
     """What queries attend to, computed once for all of them."""
 
-    values: object  # (B, T_v, D_v), 0 where they are masked
-    keys: object  # (B, T_v, A) or (B, T_v, D_q): what the score sees of them
-    valid: object  # (B, T_v) bool
+    values: Tensor  # (B, T_v, D_v), 0 where they are masked
+    keys: Tensor  # (B, T_v, A) or (B, T_v, D_q): what the score sees of them
+    valid: Tensor  # (B, T_v) bool
 
 
 class Attention(keras.layers.Layer):
@@ -50,23 +54,23 @@ class Attention(keras.layers.Layer):
         ValueError: for arrays of another rank, other features than it was built for, or a mask that does not fit.
     """
 
-    def __init__(self, **options):
+    def __init__(self, **options: Any):
         super().__init__(**{"autocast": False, **options})
         self.supports_masking = True
 
     @abstractmethod
-    def keys(self, values):
+    def keys(self, values: Tensor) -> Tensor:
         """(B, T_v, D_v) -> what the score sees of them."""
 
     @abstractmethod
-    def scores(self, query, keys):
+    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
         """e, (B, T_q, T_v)."""
 
     @property
-    def arithmetic_dtype(self):
+    def arithmetic_dtype(self) -> str:
         return keras.backend.result_type(self.compute_dtype, "float32")
 
-    def build(self, query_shape, values_shape):
+    def build(self, query_shape: tuple[int | None, ...], values_shape: tuple[int | None, ...]) -> None:
         for name, shape in (("query", query_shape), ("values", values_shape)):
             if len(shape) != 3:
                 raise ValueError(
@@ -76,12 +80,19 @@ class Attention(keras.layers.Layer):
         self.query_features, self.value_features = query_shape[-1], values_shape[-1]
         self._build(self.query_features, self.value_features)
 
-    def call(self, query, values, mask=None, return_attention_scores=False, values_mask=None):
+    def call(
+        self,
+        query: Tensor,
+        values: Tensor,
+        mask: Tensor | None = None,
+        return_attention_scores: bool = False,
+        values_mask: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         memory = self.memory(values, values_mask if mask is None else mask)
         context, weights = self.attend(query, memory)
         return (context, weights) if return_attention_scores else context
 
-    def memory(self, values, mask=None):
+    def memory(self, values: Tensor, mask: Tensor | None = None) -> Memory:
         """`Memory` of values (B, T_v, D_v): for `attend`, where queries come one after another."""
         self._check("values", values.shape, self.value_features)
         values = ops.cast(values, self.arithmetic_dtype)
@@ -96,7 +107,7 @@ class Attention(keras.layers.Layer):
         values = ops.where(mask[..., None], values, 0)
         return Memory(values, self.keys(values), mask)
 
-    def attend(self, query, memory):
+    def attend(self, query: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
         """-> context (B, T_q, D_v) in the compute dtype, and α (B, T_q, T_v) in float32 at least."""
         self._check("query", query.shape, self.query_features)
         valid = memory.valid[:, None]
@@ -118,8 +129,8 @@ class Attention(keras.layers.Layer):
         """As Keras hands it to a layer that is called, whoever calls."""
         return ops.cast(ops.cast(weight, self.compute_dtype), self.arithmetic_dtype)
 
-    def compute_mask(self, query, previous_mask=None):
-        return backend.get_keras_mask(query)
+    def compute_mask(self, query: Tensor, previous_mask: Any = None) -> Tensor | None:
+        return get_keras_mask(query)
 
 
 @keras.saving.register_keras_serializable("keras_gated")
@@ -136,7 +147,7 @@ class AdditiveAttention(Attention):
     where the query is the decoder's state *before* the step.
     """
 
-    def __init__(self, units, **options):
+    def __init__(self, units: int, **options: Any):
         super().__init__(**options)
         if not isinstance(units, int) or units < 1:
             raise ValueError(f"AdditiveAttention expects units to be a positive integer, received {units!r}.")
@@ -147,14 +158,14 @@ class AdditiveAttention(Attention):
         self.key_kernel = self._add("key_kernel", (value_features, self.units))
         self.score_kernel = self._add("score_kernel", (self.units,))
 
-    def keys(self, values):
+    def keys(self, values: Tensor) -> Tensor:
         return ops.matmul(values, self._tensor(self.key_kernel))
 
-    def scores(self, query, keys):
+    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
         projected = ops.matmul(query, self._tensor(self.query_kernel))
         return ops.matmul(ops.tanh(projected[:, :, None] + keys[:, None]), self._tensor(self.score_kernel))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "units": self.units}
 
 
@@ -173,8 +184,8 @@ class MultiplicativeAttention(Attention):
     def _build(self, query_features, value_features):
         self.key_kernel = self._add("key_kernel", (value_features, query_features))
 
-    def keys(self, values):
+    def keys(self, values: Tensor) -> Tensor:
         return ops.matmul(values, self._tensor(self.key_kernel))
 
-    def scores(self, query, keys):
+    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
         return ops.matmul(query, ops.transpose(keys, (0, 2, 1)))

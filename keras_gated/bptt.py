@@ -10,9 +10,13 @@ sequences at once: B sequences of T steps, D features, N units, M outputs.
 The chapter's ∇_W is dW here, its δ and δ_a are dh and da.  Werbos (1990); clipping: Pascanu et al. (2013).
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 class Parameters(NamedTuple):
@@ -49,7 +53,7 @@ class Step(NamedTuple):
     gradients: Parameters  # before clipping
 
 
-def initialize(rng, features, units, outputs):
+def initialize(rng: np.random.Generator, features: int, units: int, outputs: int) -> Parameters:
     """Glorot-uniform W_x and W_y, orthogonal W_h, zero biases, drawn from the numpy Generator rng."""
 
     def glorot(rows, columns):
@@ -60,7 +64,7 @@ def initialize(rng, features, units, outputs):
     return Parameters(glorot(features, units), W_h, glorot(units, outputs), np.zeros(units), np.zeros(outputs))
 
 
-def forward(parameters, x):
+def forward(parameters: Parameters, x: ArrayLike) -> Sweep:
     """Forward sweep over x (B, T, D), storing all a_t, h_t and y_t.
 
     Raises:
@@ -84,7 +88,7 @@ def forward(parameters, x):
     return Sweep(x, a, h, y)
 
 
-def backward(parameters, sweep, dy):
+def backward(parameters: Parameters, sweep: Sweep, dy: ArrayLike) -> Parameters:
     """Backward sweep: the gradients of all five parameters from dy (B, T, M), the loss gradient in each y_t.
 
     Raises:
@@ -109,7 +113,7 @@ def backward(parameters, sweep, dy):
     return Parameters(dW_x, dW_h, dW_y, db, db_y)
 
 
-def clip(gradients, max_norm):
+def clip(gradients: Parameters, max_norm: float) -> Parameters:
     """Rescales each gradient whose norm exceeds max_norm to that norm (eq. rnn-clip).
 
     Raises:
@@ -121,7 +125,13 @@ def clip(gradients, max_norm):
     return Parameters(*(g * (max_norm / n) if n > max_norm else g for g, n in zip(gradients, norms, strict=True)))
 
 
-def train_step(parameters, x, loss, learning_rate, max_norm=None):
+def train_step(
+    parameters: Parameters,
+    x: ArrayLike,
+    loss: Callable[[np.ndarray], Loss],
+    learning_rate: float,
+    max_norm: float | None = None,
+) -> Step:
     """One step of Algorithm rnn-bptt: both sweeps, "clip each gradient", and θ ← θ - η ∇θ.
 
     Args:
@@ -142,7 +152,7 @@ def train_step(parameters, x, loss, learning_rate, max_norm=None):
     return Step(Parameters(*updated), value, gradients)
 
 
-def squared_error(y, target, weight=1.0):
+def squared_error(y: ArrayLike, target: ArrayLike, weight: ArrayLike = 1.0) -> Loss:
     """L_t = ½ |y_t - target_t|², target (B, T, M).
 
     weight broadcasts against (B, T): 0 where a step has no target.
@@ -154,7 +164,7 @@ def squared_error(y, target, weight=1.0):
     return Loss(float(np.sum(weight * (y - target) ** 2) / 2), weight * (y - target))
 
 
-def softmax_cross_entropy(y, target, weight=1.0):
+def softmax_cross_entropy(y: ArrayLike, target: ArrayLike, weight: ArrayLike = 1.0) -> Loss:
     """L_t = -log softmax(y_t)[target_t], target (B, T) holding class numbers from 0 to M - 1.
 
     weight broadcasts against (B, T): 0 where a step has no target.

@@ -16,30 +16,51 @@ one, so that repeated calls trace `step` once.  A small step is worth a tf.funct
 Axes: B batch, K beam width, L max_length, V vocabulary.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import keras
-from keras.src.utils.module_utils import tensorflow as tf  # imported with the first call: other backends go without
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+
+    class _TensorFlow:
+        """The module, imported with the first call: other backends go without."""
+
+        def __getattr__(self, name):
+            return getattr(importlib.import_module("tensorflow"), name)
+
+    tf = _TensorFlow()
 
 PADDING, INFINITY = 0, float("inf")
 
+Step = Callable[["tf.Tensor", Any], tuple["tf.Tensor", Any]]  # tokens, state -> logits, state
+Array = TypeVar("Array")
 
-class Generated(NamedTuple):
-    """A sequence for each row of the batch."""
 
-    tokens: "tf.Tensor"  # (B, L) int32: without the start token, with the end token, then 0
-    log_probability: "tf.Tensor"  # (B,) float32: Σ log p of these tokens under the model, the end token's included
+class Generated(NamedTuple, Generic[Array]):
+    """A sequence for each row of the batch: tensors, or arrays."""
+
+    tokens: Array  # (B, L) int32: without the start token, with the end token, then 0
+    log_probability: Array  # (B,) float32: Σ log p of these tokens under the model, the end token's included
 
 
 class Finished(NamedTuple):
     """The best hypothesis of each row that is over."""
 
-    score: "tf.Tensor"  # (B,) float32
-    log_p: "tf.Tensor"  # (B,) float32
-    tokens: "tf.Tensor"  # (B, L) int32
+    score: tf.Tensor  # (B,) float32
+    log_p: tf.Tensor  # (B,) float32
+    tokens: tf.Tensor  # (B, L) int32
 
 
-def greedy(step, state, start, max_length, end_token=2):
+def greedy(
+    step: Step, state: Any, start: ArrayLike, max_length: int | tf.Tensor, end_token: int = 2
+) -> Generated[tf.Tensor]:
     """The likeliest token each time: y_t = argmax p(y_t | y₁ .. y_{t-1}, c); of equals the lowest.
 
     Args:
@@ -58,7 +79,17 @@ def greedy(step, state, start, max_length, end_token=2):
     return _in_a_graph(_one_by_one, step, state, start, max_length, end_token, lambda log_p, t: tf.argmax(log_p, -1))
 
 
-def sample(step, state, start, max_length, end_token=2, temperature=1.0, top_k=None, top_p=None, seed=None):
+def sample(
+    step: Step,
+    state: Any,
+    start: ArrayLike,
+    max_length: int | tf.Tensor,
+    end_token: int = 2,
+    temperature: float | tf.Tensor = 1.0,
+    top_k: int | tf.Tensor | None = None,
+    top_p: float | tf.Tensor | None = None,
+    seed: int | keras.random.SeedGenerator | tf.Tensor | None = None,
+) -> Generated[tf.Tensor]:
     """A token by chance each time: y_t ~ p(y_t | y₁ .. y_{t-1}, c)^(1 / temperature), or of the likeliest ones alone.
 
     Args:
@@ -91,7 +122,15 @@ def sample(step, state, start, max_length, end_token=2, temperature=1.0, top_k=N
     return _in_a_graph(_one_by_one, step, state, start, max_length, end_token, draw)
 
 
-def beam_search(step, state, start, max_length, end_token=2, beam_width=5, length_penalty=0.0):
+def beam_search(
+    step: Step,
+    state: Any,
+    start: ArrayLike,
+    max_length: int | tf.Tensor,
+    end_token: int = 2,
+    beam_width: int = 5,
+    length_penalty: float | tf.Tensor = 0.0,
+) -> Generated[tf.Tensor]:
     """The likeliest sequence that a search of K hypotheses at a time finds.
 
         score(y) = log p(y | c) / length(y)^length_penalty       0: none; 1: mean log p of a token, the end's included

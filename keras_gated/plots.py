@@ -5,16 +5,27 @@ the upper; a time step that no example has leaves a gap.  Lines differ in colour
 and in dash.  `figure.savefig("name.png")` writes one; in a notebook a figure that is returned is shown.
 """
 
+from __future__ import annotations
+
 import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from keras_gated.gradients.gates import GateStatistics
+    from keras_gated.monitor.profiles import Profiles
+    from keras_gated.monitor.records import Records
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")  # matplotlib's own exponents take longer than all the rest
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1)), (0, (8, 2)), "-")
 
 
-def time_steps_over_training(profiles, title):
+def time_steps_over_training(profiles: Profiles, title: str) -> Figure:
     """‖∂L/∂h_t‖ of the time steps, upwards, in one training step after another, to the right.
 
     The colour is logarithmic.  Zeros, which no logarithm shows, inf and NaN and time steps that no example has are
@@ -49,7 +60,12 @@ def time_steps_over_training(profiles, title):
     return figure
 
 
-def norms_over_time(norms, bound=None, title="Gradient of each time step", unit="time step t"):
+def norms_over_time(
+    norms: Mapping[str, np.ndarray],
+    bound: np.ndarray | None = None,
+    title: str = "Gradient of each time step",
+    unit: str = "time step t",
+) -> Figure:
     """How the gradient travels through time, with the bound of eq. rnn-jacobian-bound as a line.
 
     Args:
@@ -73,7 +89,9 @@ def norms_over_time(norms, bound=None, title="Gradient of each time step", unit=
     return _finished(figure, axes)
 
 
-def lag_map(norms, title=r"$\|\partial h_t/\partial h_k\|$", label="norm, mean over the batch"):
+def lag_map(
+    norms: np.ndarray, title: str = r"$\|\partial h_t/\partial h_k\|$", label: str = "norm, mean over the batch"
+) -> Figure:
     """A (T, T) matrix over t and k: `state_jacobian_norms(...)`, or `loss_gradient_terms(...).norm`.
 
     Args:
@@ -100,7 +118,7 @@ def lag_map(norms, title=r"$\|\partial h_t/\partial h_k\|$", label="norm, mean o
     return figure
 
 
-def gates_over_time(activity, title="Gates"):
+def gates_over_time(activity: Mapping[str, GateStatistics], title: str = "Gates") -> Figure:
     """The mean of each gate with its spread, and how many are as good as shut or open.
 
     Args:
@@ -129,7 +147,7 @@ def gates_over_time(activity, title="Gates"):
     return figure
 
 
-def norms_over_training(records, title="Gradient norm of every training step"):
+def norms_over_training(records: Records | Any, title: str = "Gradient norm of every training step") -> Figure:
     """Raw and clipped norm of the whole gradient.
 
     Args:
@@ -147,7 +165,7 @@ def norms_over_training(records, title="Gradient norm of every training step"):
     return _finished(figure, axes)
 
 
-def png(figure):
+def png(figure: Figure) -> tuple[bytes, tuple[int, int]]:
     """-> the bytes of a PNG, and its (width, height) in pixels."""
     written = io.BytesIO()
     figure.savefig(written, format="png", pil_kwargs={"compress_level": 1})

@@ -9,7 +9,7 @@ answers.
 """
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class Task(NamedTuple):
     mask: np.ndarray  # (n, T) bool: the steps of x that belong to the sequence, as Keras means it
 
 
-def adding(rng, n, length, form="signed"):
+def adding(rng: np.random.Generator, n: int, length: int, form: Literal["signed", "unit"] = "signed") -> Task:
     """The sum of two marked numbers.
 
     "signed": Hochreiter & Schmidhuber (1997), experiment 4.  Pairs (value, marker), values in U[-1, 1], between
@@ -64,7 +64,7 @@ def adding(rng, n, length, form="signed"):
     return Task(x, 0.5 + total / 4 if form == "signed" else total, mask)
 
 
-def adding_baseline(length, form="signed"):
+def adding_baseline(length: int, form: Literal["signed", "unit"] = "signed") -> float:
     """Mean squared error of always saying the mean, 0.5 or 1.
 
     "unit": the variance of X1 + X2, 1/6.  "signed": 1/24 if both are there, half of it where the first pair was drawn,
@@ -77,7 +77,7 @@ def adding_baseline(length, form="signed"):
     return (1 - first_pair / 2) / 24
 
 
-def copy_memory(rng, n, length, symbols=8, copied=10):
+def copy_memory(rng: np.random.Generator, n: int, length: int, symbols: int = 8, copied: int = 10) -> Task:
     """Ten symbols, a long silence, a sign, and the ten symbols are to be said again.
 
     x is 0 .. symbols - 1 at the first `copied` steps, then length - 1 blanks, the sign, and `copied` blanks; y is blank
@@ -106,12 +106,12 @@ def copy_memory(rng, n, length, symbols=8, copied=10):
     return Task(_one_hot(tokens, mask, symbols + 2), y, mask)
 
 
-def copy_memory_baseline(length, symbols=8, copied=10):
+def copy_memory_baseline(length: int, symbols: int = 8, copied: int = 10) -> float:
     """Cross-entropy, a step, without memory: nothing for blanks, ln 8 for each symbol; 10 ln 8 / (length + 20)."""
     return copied * math.log(symbols) / (length + 2 * copied)
 
 
-def temporal_order(rng, n, length, symbols=2):
+def temporal_order(rng: np.random.Generator, n: int, length: int, symbols: int = 2) -> Task:
     """In which order did X and Y come?
 
     A sequence starts with E, ends with B, and is made of a, b, c and d but for two (experiment 6a) or three (6b)
@@ -147,12 +147,12 @@ def temporal_order(rng, n, length, symbols=2):
     return Task(_one_hot(tokens, mask, 8), y, mask)
 
 
-def temporal_order_chance(symbols=2):
+def temporal_order_chance(symbols: int = 2) -> float:
     """Share of right answers by guessing: 1/4 (6a), 1/8 (6b)."""
     return 0.5**symbols
 
 
-def counting(rng, n, length, symbols=2, shortest=1):
+def counting(rng: np.random.Generator, n: int, length: int, symbols: int = 2, shortest: int = 1) -> Task:
     """Which symbols may come next in a^m b^m, or a^m b^m c^m?
 
     S a a a b b b: after S only a may come, after an a both a and b, then as many b (and c) as there were a, and at
@@ -186,7 +186,7 @@ def counting(rng, n, length, symbols=2, shortest=1):
     return Task(_one_hot(tokens, mask, D), y, mask)
 
 
-def counting_chance(length, shortest=1):
+def counting_chance(length: int, shortest: int = 1) -> float:
     """Share of sequences right at every step for one who knows the last symbol only: those with m = 1."""
     return 1 / length if shortest == 1 else 0.0
 
@@ -203,7 +203,7 @@ REBER = (  # from each node: (symbol, node) twice, equally likely; node 7 is beh
 )
 
 
-def reber(rng, n, length=None):
+def reber(rng: np.random.Generator, n: int, length: int | None = None) -> Task:
     """Which symbols may come next in the embedded Reber grammar?
 
     A string is B, T or P, a string of Reber's grammar, the same T or P, E: what came second must be remembered until
@@ -254,12 +254,12 @@ def _embedded_reber():
     return symbols, np.array([[state for _, state in edges] for edges in outer]), may_follow
 
 
-def reber_chance():
+def reber_chance() -> float:
     """Share of right answers at the last symbol but one, T or P, without memory of the second."""
     return 0.5
 
 
-def long_lag(rng, n, length, distractors=None):
+def long_lag(rng: np.random.Generator, n: int, length: int, distractors: int | None = None) -> Task:
     """Was the second symbol x or y?
 
     b, then x or y, then length + k distractors, then e, and the answer; k is geometric, P(k) = 0.9^k / 10.  Nothing in
@@ -287,12 +287,12 @@ def long_lag(rng, n, length, distractors=None):
     return Task(_one_hot(tokens, mask, p + 4), y, mask)
 
 
-def long_lag_chance():
+def long_lag_chance() -> float:
     """Share of right answers by guessing."""
     return 0.5
 
 
-def reversal(rng, n, length, symbols=10, shortest=None):
+def reversal(rng: np.random.Generator, n: int, length: int, symbols: int = 10, shortest: int | None = None) -> Task:
     """Say a sequence backwards: a task for an encoder and a decoder.
 
     Tokens as `Seq2Seq` has them: 0 is padding, 1 starts and 2 ends a target, symbols are 3 .. symbols + 2.  Sutskever,
@@ -326,7 +326,7 @@ def reversal(rng, n, length, symbols=10, shortest=None):
     return Task(x, y, mask)
 
 
-def reversal_chance(symbols=10):
+def reversal_chance(symbols: int = 10) -> float:
     """Share of right tokens by guessing."""
     return 1 / symbols
 

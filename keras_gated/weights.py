@@ -8,8 +8,13 @@ Hidden here: how each library orders, splits and signs what are the same equatio
   see their sum, they are added up on the way in, and the second is 0 on the way out.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_gated.cells.gru import GRU
 from keras_gated.cells.lstm import LSTM
@@ -20,7 +25,7 @@ TORCH_ARRAYS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 TORCH_GATES = {SimpleRNN: [0], LSTM: [0, 1, 2, 3], GRU: [1, 0, 2]}  # our gate k is block TORCH_GATES[k] of PyTorch
 
 
-def to_keras(layer):
+def to_keras(layer: SimpleRNN | LSTM | GRU) -> keras.layers.SimpleRNN | keras.layers.LSTM | keras.layers.GRU:
     """The layer of keras.layers that computes the same, weights included.
 
     Args:
@@ -36,7 +41,7 @@ def to_keras(layer):
     return _carried_over(layer, KERAS[kind].from_config(config))
 
 
-def from_keras(layer):
+def from_keras(layer: keras.layers.SimpleRNN | keras.layers.LSTM | keras.layers.GRU) -> SimpleRNN | LSTM | GRU:
     """Our layer that computes the same as a layer of keras.layers, weights included.
 
     Args:
@@ -60,7 +65,13 @@ def from_keras(layer):
     return _carried_over(layer, kind.from_config(config))
 
 
-def from_torch(state_dict, layer, index=0, reverse=False, prefix=""):
+def from_torch(
+    state_dict: Mapping[str, ArrayLike],
+    layer: SimpleRNN | LSTM | GRU,
+    index: int = 0,
+    reverse: bool = False,
+    prefix: str = "",
+) -> SimpleRNN | LSTM | GRU:
     """Loads one layer of torch.nn.RNN, LSTM or GRU into a layer of ours.
 
     Args:
@@ -102,7 +113,9 @@ def from_torch(state_dict, layer, index=0, reverse=False, prefix=""):
     return layer
 
 
-def to_torch(layer, index=0, reverse=False, prefix=""):
+def to_torch(
+    layer: SimpleRNN | LSTM | GRU, index: int = 0, reverse: bool = False, prefix: str = ""
+) -> dict[str, np.ndarray]:
     """The state dict of torch.nn.RNN, LSTM or GRU with the weights of our layer.
 
     Args:

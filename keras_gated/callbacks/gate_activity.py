@@ -2,6 +2,7 @@
 
 import os
 import time
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -40,7 +41,7 @@ class GateActivity(keras.callbacks.Callback):
 
     RUN = "layer_gates"  # behind "gradients", as TensorBoard orders charts by run
 
-    def __init__(self, log_dir, x, every="epoch"):
+    def __init__(self, log_dir: str | os.PathLike[str], x: Any, every: Literal["epoch"] | int = "epoch"):
         super().__init__()
         if every != "epoch" and (int(every) != every or every < 1):
             raise ValueError(f'GateActivity expects every to be "epoch" or a positive integer, received {every!r}.')

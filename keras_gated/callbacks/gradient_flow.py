@@ -1,9 +1,12 @@
 """GradientFlow: the gradient of every time step of every training step, in TensorBoard."""
 
 import importlib.util
+import os
 import time
 import warnings
+from collections.abc import Sequence
 
+import keras
 import numpy as np
 
 from keras_gated.callbacks.tapped import TapCallback
@@ -50,14 +53,16 @@ class GradientFlow(TapCallback):
     RUN = "time_steps"
     COLUMNS = 512
 
-    def __init__(self, log_dir, layers=None, every=1):
+    def __init__(
+        self, log_dir: str | os.PathLike[str], layers: Sequence[keras.layers.RNN | str] | None = None, every: int = 1
+    ):
         super().__init__(log_dir, every)
         self.layers = layers
         self.profiles = {}
         self._pieces, self._epoch = {}, {}
 
     @property
-    def records(self):
+    def records(self) -> dict[str, Summary]:
         if self._tap:
             self._tap.deliver()
         self._pieces = {name: [Summary.joined(pieces)] for name, pieces in self._pieces.items()}

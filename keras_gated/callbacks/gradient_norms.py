@@ -1,5 +1,7 @@
 """GradientNorms: the gradient norms of every training step, in TensorBoard."""
 
+import os
+
 import numpy as np
 
 from keras_gated.callbacks.tapped import TapCallback
@@ -45,13 +47,13 @@ class GradientNorms(TapCallback):
 
     RUN = "gradients"
 
-    def __init__(self, log_dir, per_variable=True, every=1):
+    def __init__(self, log_dir: str | os.PathLike[str], per_variable: bool = True, every: int = 1):
         super().__init__(log_dir, every)
         self.per_variable = per_variable
         self._pieces, self._epoch = [], []
 
     @property
-    def records(self):
+    def records(self) -> Records:
         if self._tap:
             self._tap.deliver()
         self._pieces = [Records.joined(self._pieces)]

@@ -32,7 +32,7 @@ class TapCallback(keras.callbacks.Callback):
 
     RUN = None  # the folder in log_dir: a run of its own, for TensorBoard loses data where two writers share one
 
-    def __init__(self, log_dir, every=1):
+    def __init__(self, log_dir: str | os.PathLike[str], every: int = 1):
         super().__init__()
         if int(every) != every or every < 1:
             raise ValueError(f"{type(self).__name__} expects every to be a positive integer, received {every!r}.")

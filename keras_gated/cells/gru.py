@@ -14,12 +14,16 @@ Columns of W, U and b are ordered z r h, as in keras.layers.GRU; but there z sta
 h = z ⊙ h₋ + (1 - z) ⊙ h̃.  Cho et al. (2014); reset after: Appleyard et al. (2016).
 """
 
+from typing import Unpack
+
 import keras
 from keras import ops
 from keras.ops import tanh
 
+from keras_gated.cells.options import CellOptions, LayerOptions
 from keras_gated.cells.recurrent import Recurrent, RecurrentCell
 from keras_gated.engine.contract import Equations, sigmoid
+from keras_gated.engine.roles import Matrix, RetainingGate, Vector
 
 
 def step(p, states, U_zr, U_h):
@@ -34,10 +38,10 @@ def step(p, states, U_zr, U_h):
     return (h,), (z, r, h_tilde)
 
 
-def step_gradient(saved, states_prev, states, d_states, U_zr_T, U_h_T):
+def step_gradient(saved, before, after, d_states, U_zr_T, U_h_T):
     """Transpose of step: (dh) -> da and (dh₋).  Read against step from the bottom up."""
     z, r, h_tilde = saved
-    (h_prev,) = states_prev
+    (h_prev,) = before
     (dh,) = d_states
     da_h = dh * z * (1 - h_tilde**2)
     drh = U_h_T(da_h)
@@ -48,20 +52,19 @@ def step_gradient(saved, states_prev, states, d_states, U_zr_T, U_h_T):
     return ops.concatenate([da_zr, da_h], axis=-1), (dh_prev,)
 
 
-def weight_gradient(da, h_prev, saved):
-    """dU_zr = Σ_t h₋ᵀ da_zr,  dU_h = Σ_t (r ⊙ h₋)ᵀ da_h."""
+def weight_gradient(da, saved, before, after):
+    """dU_zr = Σ_t h₋ᵀ da_zr,  dU_h = Σ_t (r ⊙ h₋)ᵀ da_h: the engine's products."""
     _, r, _ = saved
-    units = h_prev.shape[-1]
-    dU_zr = ops.matmul(ops.transpose(h_prev), da[:, : 2 * units])
-    dU_h = ops.matmul(ops.transpose(r * h_prev), da[:, 2 * units :])
-    return dU_zr, dU_h
+    (h_prev,) = before
+    da_z, da_r, da_h = ops.split(da, 3, axis=-1)
+    return {"U_zr": (h_prev, ops.concatenate([da_z, da_r], axis=-1)), "U_h": (r * h_prev, da_h)}
 
 
-def step_reset_after(p, states, U):
-    """(h₋) -> (h), and what step_gradient_reset_after needs.  U adds b_u."""
+def step_reset_after(p, states, U, b_u):
+    """(h₋) -> (h), and what step_gradient_reset_after needs."""
     p_z, p_r, p_h = p
     (h_prev,) = states
-    u_z, u_r, u_h = ops.split(U(h_prev), 3, axis=-1)
+    u_z, u_r, u_h = ops.split(U(h_prev) + b_u, 3, axis=-1)
     z = sigmoid(p_z + u_z)
     r = sigmoid(p_r + u_r)
     h_tilde = tanh(p_h + r * u_h)
@@ -69,10 +72,10 @@ def step_reset_after(p, states, U):
     return (h,), (z, r, h_tilde, u_h)
 
 
-def step_gradient_reset_after(saved, states_prev, states, d_states, U_T):
+def step_gradient_reset_after(saved, before, after, d_states, U_T):
     """Transpose of step_reset_after: (dh) -> da and (dh₋)."""
     z, r, h_tilde, u_h = saved
-    (h_prev,) = states_prev
+    (h_prev,) = before
     (dh,) = d_states
     da_h = dh * z * (1 - h_tilde**2)
     da_r = da_h * u_h * r * (1 - r)
@@ -81,33 +84,37 @@ def step_gradient_reset_after(saved, states_prev, states, d_states, U_T):
     return ops.concatenate([da_z, da_r, da_h], axis=-1), (dh * (1 - z) + U_T(du),)
 
 
-def weight_gradient_reset_after(da, h_prev, saved):
-    """With du = [da_z, da_r, da_h ⊙ r]:  dU = Σ_t h₋ᵀ du,  db_u = Σ_t du."""
+def weight_gradient_reset_after(da, saved, before, after):
+    """With du = [da_z, da_r, da_h ⊙ r]:  dU = Σ_t h₋ᵀ du,  db_u = Σ_t du: the engine's product and sum."""
     _, r, _, _ = saved
+    (h_prev,) = before
     da_z, da_r, da_h = ops.split(da, 3, axis=-1)
     du = ops.concatenate([da_z, da_r, da_h * r], axis=-1)
-    return ops.matmul(ops.transpose(h_prev), du), ops.sum(du, axis=0)
+    return {"U": (h_prev, du), "b_u": du}
 
+
+MEANING = {"retained": lambda saved: 1 - saved.z, "retaining_gate": RetainingGate("z", -1)}  # z writes
 
 RESET_BEFORE = Equations(
     gates=("z", "r", "h"),
-    states=("h",),
+    states={"h": "units"},
     saved=("z", "r", "h_tilde"),
-    products=(2, 1),
+    weights={"U_zr": Matrix("h", ("z", "r")), "U_h": Matrix("h", ("h",))},
     step=step,
     step_gradient=step_gradient,
     weight_gradient=weight_gradient,
+    **MEANING,
 )
 
 RESET_AFTER = Equations(
     gates=("z", "r", "h"),
-    states=("h",),
+    states={"h": "units"},
     saved=("z", "r", "h_tilde", "u_h"),
-    products=(3,),
+    weights={"U": Matrix("h", ("z", "r", "h")), "b_u": Vector(("z", "r", "h"), variable="bias")},
     step=step_reset_after,
     step_gradient=step_gradient_reset_after,
     weight_gradient=weight_gradient_reset_after,
-    recurrent_bias=True,
+    **MEANING,
 )
 
 
@@ -121,7 +128,7 @@ class GRUCell(RecurrentCell):
         **options: those of `RecurrentCell`.
     """
 
-    def __init__(self, units, reset_after=False, **options):
+    def __init__(self, units: int, reset_after: bool = False, **options: Unpack[CellOptions]):
         super().__init__(units, **options)
         self.reset_after = reset_after
 
@@ -152,5 +159,7 @@ class GRU(Recurrent):
     Reference: Cho et al., Learning phrase representations using RNN encoder-decoder (2014).
     """
 
-    def __init__(self, units, reset_after=False, **options):
-        super().__init__(GRUCell, units, options, reset_after=reset_after)
+    cell_class = GRUCell
+
+    def __init__(self, units: int, reset_after: bool = False, **options: Unpack[LayerOptions]):
+        super().__init__(units, reset_after=reset_after, **options)

@@ -13,12 +13,16 @@ Columns of W, U and b are ordered i f c o, as in keras.layers.LSTM.
 Hochreiter & Schmidhuber (1997); forget gate: Gers, Schmidhuber & Cummins (2000).
 """
 
+from typing import Unpack
+
 import keras
 from keras import ops
 from keras.ops import tanh
 
+from keras_gated.cells.options import CellOptions, LayerOptions
 from keras_gated.cells.recurrent import Recurrent, RecurrentCell
 from keras_gated.engine.contract import Equations, sigmoid
+from keras_gated.engine.roles import Matrix, RetainingGate
 
 
 def step(p, states, U):
@@ -35,20 +39,20 @@ def step(p, states, U):
     return (h, c), (i, f, c_tilde, o)
 
 
-def total_gradient(saved, states, d_states):
-    """(dh, dc), with what c does through h in dc."""
+def total_gradient(saved, after, d_states):
+    """Adds to dc the path of c through h."""
     _, _, _, o = saved
-    _, c = states
+    _, c = after
     dh, dc = d_states
     return dh, dc + dh * o * (1 - tanh(c) ** 2)
 
 
-def step_gradient(saved, states_prev, states, d_states, U_T):
+def step_gradient(saved, before, after, d_states, U_T):
     """Transpose of step: (dh, dc) -> da and (dh₋, dc₋).  Read against step from the bottom up."""
     i, f, c_tilde, o = saved
-    _, c_prev = states_prev
-    _, c = states
-    dh, dc = total_gradient(saved, states, d_states)
+    _, c_prev = before
+    _, c = after
+    dh, dc = total_gradient(saved, after, d_states)
     da_o = dh * tanh(c) * o * (1 - o)
     da_c = dc * i * (1 - c_tilde**2)
     da_f = dc * c_prev * f * (1 - f)
@@ -57,20 +61,24 @@ def step_gradient(saved, states_prev, states, d_states, U_T):
     return da, (U_T(da), dc * f)
 
 
-def weight_gradient(da, h_prev, saved):
-    """dU = Σ_t h₋ᵀ da."""
-    return (ops.matmul(ops.transpose(h_prev), da),)
+def weight_gradient(da, saved, before, after):
+    """dU = Σ_t h₋ᵀ da: the engine's product."""
+    h_prev, _ = before
+    return {"U": (h_prev, da)}
 
 
 EQUATIONS = Equations(
     gates=("i", "f", "c", "o"),
-    states=("h", "c"),
+    states={"h": "units", "c": "units"},
     saved=("i", "f", "c_tilde", "o"),
-    products=(4,),
+    weights={"U": Matrix("h", ("i", "f", "c", "o"))},
     step=step,
     step_gradient=step_gradient,
     weight_gradient=weight_gradient,
     total_gradient=total_gradient,
+    memory="c",
+    retained=lambda saved: saved.f,
+    retaining_gate=RetainingGate("f", 1, "forget_bias"),
 )
 
 
@@ -86,7 +94,7 @@ class LSTMCell(RecurrentCell):
 
     equations = EQUATIONS
 
-    def __init__(self, units, forget_bias=1.0, **options):
+    def __init__(self, units: int, forget_bias: float | None = 1.0, **options: Unpack[CellOptions]):
         super().__init__(units, **options)
         self.forget_bias = forget_bias
 
@@ -122,5 +130,7 @@ class LSTM(Recurrent):
     Cummins, Learning to forget (2000).
     """
 
-    def __init__(self, units, forget_bias=1.0, **options):
-        super().__init__(LSTMCell, units, options, forget_bias=forget_bias)
+    cell_class = LSTMCell
+
+    def __init__(self, units: int, forget_bias: float | None = 1.0, **options: Unpack[LayerOptions]):
+        super().__init__(units, forget_bias=forget_bias, **options)

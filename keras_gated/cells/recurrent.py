@@ -1,37 +1,31 @@
 """The recurrent cell and the recurrent layer, abstract: what the final ones in cells/ share.
 
-Hidden here: weights and their options, dropout masks, the meaning of masks, configuration, and the choice of
-who runs the equations: `sweep` on TensorFlow, Keras's own loop elsewhere and for unroll=True.
+Hides weights and their options, dropout masks, the meaning of masks, configuration, and who runs the equations: `sweep`
+on TensorFlow, Keras's own loop elsewhere and for unroll=True.
 """
 
 import contextlib
 import inspect
 import numbers
+import re
 
 import keras
 from keras import ops
-from keras.src import backend
-from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
-from keras.src.utils.naming import to_snake_case
 
-from keras_gated.engine.contract import arithmetic_dtype, loop
+from keras_gated.cells.options import LAYER_PARAMETERS, RNN_PARAMETERS, WEIGHT_OPTIONS, parameters_of, signature_of
+from keras_gated.engine.loop import loop
+from keras_gated.engine.precision import arithmetic_dtype
+from keras_gated.keras_internals import DropoutRNNCell, in_forward_mode
 
-WEIGHT_OPTIONS = {
-    f"{weight}_{role}": module
-    for weight in ("kernel", "recurrent", "bias")
-    for role, module in (
-        ("initializer", keras.initializers),
-        ("regularizer", keras.regularizers),
-        ("constraint", keras.constraints),
-    )
-}
+SNAKE_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # LSTMCell -> lstm_cell
 
 
 class RecurrentCell(keras.layers.Layer, DropoutRNNCell):
     """One step of a recurrent network, for keras.layers.RNN and StackedRNNCells.
 
-    Final classes set `equations`.  Weights: kernel W (D, kN), recurrent_kernel U (N, kN) and bias b (kN,), or
-    (2, kN) where the recurrent product has a bias of its own.
+    Final classes set `equations`, and `sizes` where a width is not N.  Weights: kernel W (D, kN), bias b (kN,), or
+    (2, kN) where the recurrent product has a bias of its own, and those that the equations declare, such as
+    recurrent_kernel U (N, kN).
 
     Args:
         units: N, the size of each state.
@@ -49,7 +43,7 @@ class RecurrentCell(keras.layers.Layer, DropoutRNNCell):
         inputs: x, (B, D).
         states: the previous states, (B, N) each.
         training: whether dropout is active.
-        probes: see probe.py.
+        perturbations: zeros for each state, see engine/perturbation.py.
 
     Returns:
         h (B, N), and the list of states.
@@ -57,6 +51,13 @@ class RecurrentCell(keras.layers.Layer, DropoutRNNCell):
     Raises:
         ValueError: for units or a dropout share out of range.
     """
+
+    equations = None  # `Equations`; may be a property
+    layer_class = None  # the `Recurrent` of this cell
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        cls.__signature__ = signature_of(cls, parameters_of(RecurrentCell.__init__), LAYER_PARAMETERS)
 
     def __init__(
         self,
@@ -94,28 +95,51 @@ class RecurrentCell(keras.layers.Layer, DropoutRNNCell):
         self.seed_generator = keras.random.SeedGenerator(seed)
 
     @property
+    def sizes(self):
+        """{name of a size in the equations: its value}."""
+        return {"units": self.units}
+
+    @property
+    def widths(self):
+        """{state: its width}."""
+        return {state: self.equations.width(width, self.sizes) for state, width in self.equations.states.items()}
+
+    @property
     def state_size(self):
-        n = len(self.equations.states)
-        return self.units if n == 1 else [self.units] * n
+        widths = list(self.widths.values())
+        return widths[0] if len(widths) == 1 else widths
 
     @property
     def output_size(self):
-        return self.units
+        return next(iter(self.widths.values()))
 
     def get_initial_state(self, batch_size=None):
-        return [ops.zeros((batch_size, self.units), dtype=self.compute_dtype) for _ in self.equations.states]
+        return [ops.zeros((batch_size, width), dtype=self.compute_dtype) for width in self.widths.values()]
 
     def initial_bias(self, shape, dtype=None):
         return self.bias_initializer(shape, dtype=dtype)
 
     def build(self, input_shape):
-        columns = len(self.equations.gates) * self.units
+        columns, equations = len(self.equations.gates) * self.units, self.equations
         self.kernel = self._add("kernel", "kernel", (input_shape[-1], columns), self.kernel_initializer)
-        self.recurrent_kernel = self._add(
-            "recurrent_kernel", "recurrent", (self.units, columns), self.recurrent_initializer
-        )
-        rows = (2,) if self.equations.recurrent_bias else ()
+        shapes = equations.shapes(self.sizes)
+        first = [name for name in shapes if name == "recurrent_kernel"]  # saved files have it before the bias
+        for name in first:
+            self._add_recurrent(name, shapes[name])
+        rows = (2,) if equations.recurrent_bias else ()
         self.bias = self._add("bias", "bias", (*rows, columns), self.initial_bias) if self.use_bias else None
+        for name in shapes:
+            if name not in (*first, equations.recurrent_bias):
+                self._add_recurrent(name, shapes[name])
+
+    def _add_recurrent(self, name, shape):
+        """A weight that the equations declare, as an attribute of that name."""
+        weight = self.equations.weights.get(name)
+        if name in self.equations.matrices:
+            variable = self._add(name, "recurrent", shape, self.recurrent_initializer)
+        else:
+            variable = self.add_weight(name=name, shape=shape, initializer=weight.initializer)
+        setattr(self, name, variable)
 
     def _add(self, name, option, shape, initializer):
         return self.add_weight(
@@ -129,23 +153,29 @@ class RecurrentCell(keras.layers.Layer, DropoutRNNCell):
     embedding = None  # see `Recurrent.behind`
 
     def tensors(self):
-        """The weights as `Equations` take them: (W, b, U) or (W, b, U, b_u)."""
-        W, U = ops.convert_to_tensor(self.kernel), ops.convert_to_tensor(self.recurrent_kernel)
+        """The weights as `Equations` take them: {"W", "b", and each that the equations declare}."""
+        equations = self.equations
+        tensors = {n: ops.convert_to_tensor(getattr(self, n)) for n in self._declared()}
+        W = ops.convert_to_tensor(self.kernel)
         if self.embedding is not None:
             dtype = arithmetic_dtype(self.compute_dtype)
             W = ops.matmul(ops.cast(self.embedding, dtype), ops.cast(W, dtype))
-        biases = 1 + self.equations.recurrent_bias
-        b = ops.convert_to_tensor(self.bias) if self.use_bias else ops.zeros((biases, W.shape[1]), W.dtype)
-        b, *b_u = ops.unstack(ops.reshape(b, (biases, W.shape[1])))
-        return W, b, U, *b_u
+        names = ["b", *([equations.recurrent_bias] if equations.recurrent_bias else [])]
+        b = ops.convert_to_tensor(self.bias) if self.use_bias else ops.zeros((len(names), W.shape[1]), W.dtype)
+        biases = ops.unstack(ops.reshape(b, (len(names), W.shape[1])))
+        return {"W": W, **dict(zip(names, biases, strict=True)), **tensors}
 
-    def call(self, inputs, states, training=False, probes=None):
+    def _declared(self):
+        """The names of the variables that the equations declare, but for the second row of the bias."""
+        return [name for name in self.equations.shapes(self.sizes) if name != self.equations.recurrent_bias]
+
+    def call(self, inputs, states, training=False, perturbations=None):
         nested = keras.tree.is_nested(states)
         x_mask = self.get_dropout_mask(inputs) if training else None
         h_mask = self.get_recurrent_dropout_mask(states[0] if nested else states) if training else None
         states = states if nested else [states]
         x = ops.cast(inputs, self.compute_dtype)
-        h, states = self.equations.advance(x, states, self.tensors(), x_mask, h_mask, probes)
+        h, states = self.equations.advance(x, states, self.tensors(), self.sizes, x_mask, h_mask, perturbations)
         return h, states if nested else states[0]
 
     def get_config(self):
@@ -154,15 +184,8 @@ class RecurrentCell(keras.layers.Layer, DropoutRNNCell):
         return {**super().get_config(), **{name: getattr(self, name) for name in own}, **options}
 
 
-CELL_OPTIONS = tuple(
-    name
-    for name, parameter in inspect.signature(RecurrentCell.__init__).parameters.items()
-    if name not in ("self", "units") and parameter.kind is not parameter.VAR_KEYWORD
-)
-
-
 class Recurrent(keras.layers.RNN):
-    """A recurrent layer; final classes name their cell.
+    """A recurrent layer; final classes name their cell as `cell_class`, whose `layer_class` they become.
 
     Args (all by keyword):
         use_bias, kernel_initializer, recurrent_initializer, bias_initializer, kernel_regularizer,
@@ -190,11 +213,22 @@ class Recurrent(keras.layers.RNN):
             for, and for a wrong number of initial states.
     """
 
-    def __init__(self, cell_class, units, options, **own):
-        of_cell = {name: options.pop(name) for name in CELL_OPTIONS if name in options}
-        of_both = {name: options[name] for name in ("dtype", "trainable") if name in options}
-        cell = cell_class(units, **own, **of_cell, **of_both, name=to_snake_case(cell_class.__name__))
-        super().__init__(cell, **options)
+    cell_class = None
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        if not (isinstance(cls.cell_class, type) and issubclass(cls.cell_class, RecurrentCell)):
+            raise ValueError(f"{cls.__name__} expects cell_class to be a RecurrentCell, received {cls.cell_class!r}.")
+        cls.__signature__ = signature_of(cls, inspect.signature(cls.cell_class).parameters, RNN_PARAMETERS)
+        if "cell_class" in vars(cls):
+            cls.cell_class.layer_class = cls
+
+    def __init__(self, units, **options):
+        cell_class = self.cell_class
+        of_cell = {name: options[name] for name in inspect.signature(cell_class).parameters if name in options}
+        of_cell["name"] = SNAKE_CASE.sub("_", cell_class.__name__).lower()
+        of_layer = {n: v for n, v in options.items() if n not in of_cell or n in LAYER_PARAMETERS}
+        super().__init__(cell_class(units, **of_cell), **of_layer)
 
     def build(self, sequences_shape, initial_state_shape=None):
         self._check(sequences_shape)
@@ -245,22 +279,24 @@ class Recurrent(keras.layers.RNN):
             )
 
     def _check_states(self, states, batch):
-        letters, units = self.cell.equations.states, self.cell.units
+        widths = self.cell.widths
         shapes = [tuple(s.shape) for s in keras.tree.flatten(states)]
-        if len(shapes) != len(letters) or not all(_fits(shape, (batch, units)) for shape in shapes):
+        expected = [(batch, width) for width in widths.values()]
+        if len(shapes) != len(expected) or not all(map(_fits, shapes, expected)):
+            same = ", ".join(map(str, dict.fromkeys(expected)))
             raise ValueError(
-                f"{type(self).__name__} expects initial_state to hold {len(letters)} arrays ({', '.join(letters)}) of "
-                f"shape {(batch, units)}, received {len(shapes)} of {', '.join(map(str, shapes))}."
+                f"{type(self).__name__} expects initial_state to hold {len(expected)} arrays ({', '.join(widths)}) of "
+                f"shape {same}, received {len(shapes)} of {', '.join(map(str, shapes))}."
             )
 
-    def inner_loop(self, sequences, initial_state, mask, training=False, probe=None):
+    def inner_loop(self, sequences, initial_state, mask, training=False, perturbation=None):
         mask = self._mask(keras.tree.flatten(mask)[0], sequences)
         shown = None
         if mask is not None:
             seen = ops.cumsum(ops.cast(mask, "int32"), axis=1) > 0
             shown = mask if self.zero_output_for_mask else seen
-        run = self._loop if self.unroll or backend.backend() != "tensorflow" else self._sweep
-        outputs, states = run(sequences, list(initial_state), mask, shown, training, probe)
+        run = self._loop if self.unroll or keras.backend.backend() != "tensorflow" else self._sweep
+        outputs, states = run(sequences, list(initial_state), mask, shown, training, perturbation)
         last = states[0] if shown is None else ops.where(shown[:, -1:], states[0], 0)
         return last, outputs if self.return_sequences else last, list(states)
 
@@ -277,33 +313,31 @@ class Recurrent(keras.layers.RNN):
         mask = ops.cast(mask, "bool")
         return ops.flip(mask, axis=1) if self.go_backwards else mask
 
-    def _sweep(self, sequences, initial_state, mask, shown, training, probe):
-        from keras_gated.engine.sweep import Masks, Options, in_forward_mode, sweep
+    def _sweep(self, sequences, initial_state, mask, shown, training, perturbation):
+        from keras_gated.engine.sweep import Masks, Options, sweep
 
         cell, weights = self.cell, self.cell.tensors()
-        if in_forward_mode([sequences, *initial_state, *weights]):
-            return self._loop(sequences, initial_state, mask, shown, training, probe)
+        if in_forward_mode([sequences, *initial_state, *weights.values()]):
+            return self._loop(sequences, initial_state, mask, shown, training, perturbation)
         options = Options(
             cell.equations,
             features=self._features(),
-            units=cell.units,
-            go_backwards=self.go_backwards,
+            sizes=tuple(cell.sizes.items()),
             sequences=self.return_sequences,
-            probed=probe is not None,
             save=bool(training),
         )
         x_mask = cell.get_dropout_mask(sequences[:, 0]) if training else None
         h_mask = cell.get_recurrent_dropout_mask(initial_state[0]) if training else None
-        return sweep(options, sequences, initial_state, weights, Masks(mask, shown, x_mask, h_mask), probe)
+        masks = Masks(mask, shown, x_mask, h_mask)
+        return sweep(options, sequences, initial_state, weights, masks, self.go_backwards, perturbation)
 
-    def _loop(self, sequences, initial_state, mask, shown, training, probe):
+    def _loop(self, sequences, initial_state, mask, shown, training, perturbation):
         if self.stateful:  # the variables behind these states change while their gradient is still to come
             initial_state = [ops.copy(s) for s in initial_state]
-        probed = probe is not None
 
-        def step(x, states):
-            x, *probes = x if probed else [x]
-            return self.cell(x, list(states), training=training, probes=probes if probed else None)
+        def step(inputs, states):
+            x, *zeros = inputs if perturbation is not None else [inputs]
+            return self.cell(x, list(states), training=training, perturbations=zeros or None)
 
         return loop(
             step,
@@ -314,7 +348,7 @@ class Recurrent(keras.layers.RNN):
             go_backwards=self.go_backwards,
             sequences=self.return_sequences,
             unroll=self.unroll,
-            probe=probe,
+            perturbation=perturbation,
         )
 
     def get_config(self):
@@ -326,6 +360,11 @@ class Recurrent(keras.layers.RNN):
     @classmethod
     def from_config(cls, config):
         return cls(**config)
+
+
+def _snake_case(name):
+    """LSTMCell -> lstm_cell.  Saved weights are found by this name."""
+    return re.sub("(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def _fits(shape, expected):

@@ -9,12 +9,15 @@ The chapter writes W_x for W and W_h for U, and columns where we have rows.  Its
 """
 
 from functools import partial
+from typing import Unpack
 
 import keras
 from keras import ops
 
+from keras_gated.cells.options import CellOptions, LayerOptions
 from keras_gated.cells.recurrent import Recurrent, RecurrentCell
 from keras_gated.engine.contract import Equations, sigmoid
+from keras_gated.engine.roles import Matrix
 
 
 def step(f, p, states, U):
@@ -24,24 +27,25 @@ def step(f, p, states, U):
     return (h,), ()
 
 
-def step_gradient(slope, saved, states_prev, states, d_states, U_T):
+def step_gradient(slope, saved, before, after, d_states, U_T):
     """Transpose of step: (dh) -> da and (dh₋).  slope is f' as a function of h."""
-    (h,), (dh,) = states, d_states
+    (h,), (dh,) = after, d_states
     da = dh * slope(h)
     return da, (U_T(da),)
 
 
-def weight_gradient(da, h_prev, saved):
-    """dU = Σ_t h₋ᵀ da."""
-    return (ops.matmul(ops.transpose(h_prev), da),)
+def weight_gradient(da, saved, before, after):
+    """dU = Σ_t h₋ᵀ da: the engine's product."""
+    (h_prev,) = before
+    return {"U": (h_prev, da)}
 
 
 def _equations(f, slope):
     return Equations(
         gates=("h",),
-        states=("h",),
+        states={"h": "units"},
         saved=(),
-        products=(1,),
+        weights={"U": Matrix("h", ("h",))},
         step=partial(step, f),
         step_gradient=partial(step_gradient, slope),
         weight_gradient=weight_gradient,
@@ -69,7 +73,7 @@ class SimpleRNNCell(RecurrentCell):
         ValueError: for another activation.
     """
 
-    def __init__(self, units, activation="tanh", **options):
+    def __init__(self, units: int, activation: str = "tanh", **options: Unpack[CellOptions]):
         super().__init__(units, **options)
         if activation not in EQUATIONS:
             raise ValueError(
@@ -103,5 +107,7 @@ class SimpleRNN(Recurrent):
     Reference: Elman, Finding structure in time (1990).
     """
 
-    def __init__(self, units, activation="tanh", **options):
-        super().__init__(SimpleRNNCell, units, options, activation=activation)
+    cell_class = SimpleRNNCell
+
+    def __init__(self, units: int, activation: str = "tanh", **options: Unpack[LayerOptions]):
+        super().__init__(units, activation=activation, **options)

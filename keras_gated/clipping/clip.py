@@ -5,6 +5,9 @@
 Hides how the norm of numbers is computed whose squares are too large or too small for float32.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
@@ -15,7 +18,7 @@ LARGEST = float(np.finfo("float32").max)
 TINY = float(np.finfo("float32").tiny)  # what is smaller is 0 in some kernels and not in others
 
 
-def clip(gradients, max_norm, per_variable=False):
+def clip(gradients: Sequence[Any], max_norm: float, per_variable: bool = False) -> list[Any]:
     """The gradients by eq. rnn-clip with τ = max_norm; those within it bit for bit.
 
     A list of tensors (on TensorFlow also IndexedSlices whose indices differ), of any shapes, each returned in its
@@ -28,7 +31,7 @@ def clip(gradients, max_norm, per_variable=False):
     return [_shortened(g, size, max_norm) for g, size in zip(gradients, sizes, strict=True)]
 
 
-def norm(gradient):
+def norm(gradient: Any) -> Any:
     """‖g‖ in float32, also of gradients whose squares would be 0 or inf; repeated rows are added up first."""
     s, r = _size(merged_values(gradient))
     return ops.cast(s * r, "float32")
@@ -58,6 +61,6 @@ def _shortened(gradient, size, max_norm):
     return with_values(gradient, lambda g: ops.cast(ops.cast(g, s.dtype) / divisor * factor, g.dtype))
 
 
-def precise(values):
+def precise(values: Any) -> Any:
     """In float32, or float64 where they are."""
     return values if keras.backend.standardize_dtype(values.dtype) == "float64" else ops.cast(values, "float32")

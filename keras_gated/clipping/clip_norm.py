@@ -7,12 +7,17 @@ Hides where in the step of a Keras optimizer the whole gradient exists (unscaled
 embedding added up, and the mean where gradients are accumulated), and how a step is left out.
 """
 
+from __future__ import annotations
+
 import contextlib
 import numbers
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Self
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_gated.clipping.clip import LARGEST, TINY, clip, precise
 from keras_gated.clipping.sparse import merged, values, with_values
@@ -51,7 +56,14 @@ class ClipNorm(keras.optimizers.Optimizer):
     Pascanu, Mikolov & Bengio (2013).
     """
 
-    def __init__(self, optimizer, max_norm=1.0, per_variable=False, nonfinite="skip", name=None):
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer | str | dict[str, Any],
+        max_norm: float = 1.0,
+        per_variable: bool = False,
+        nonfinite: Literal["skip", "propagate"] = "skip",
+        name: str | None = None,
+    ):
         optimizer = _wrappable(optimizer)
         _check(max_norm, per_variable, nonfinite)
         super().__init__(learning_rate=0.0, name=name)
@@ -63,7 +75,7 @@ class ClipNorm(keras.optimizers.Optimizer):
         self.skipped_steps = self.add_variable((), dtype="int", aggregation="only_first_replica", name="skipped_steps")
         self._iterations = optimizer._iterations  # which apply_gradients returns
 
-    def build(self, variables):
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
         _check_parts(self.inner_optimizer)  # a MultiOptimizer may choose them as late as here
@@ -71,7 +83,7 @@ class ClipNorm(keras.optimizers.Optimizer):
 
     # The step.
 
-    def apply(self, grads, trainable_variables=None):
+    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[keras.Variable] | None = None) -> None:
         grads = list(grads)
         if not grads:
             return
@@ -185,19 +197,19 @@ class ClipNorm(keras.optimizers.Optimizer):
     # What Keras asks an optimizer, answered by the wrapped one.
 
     @property
-    def learning_rate(self):
+    def learning_rate(self) -> Any:
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, learning_rate):
+    def learning_rate(self, learning_rate: Any) -> None:
         self.inner_optimizer.learning_rate = learning_rate
 
     @property
-    def iterations(self):
+    def iterations(self) -> keras.Variable:
         return self.inner_optimizer.iterations
 
     @property
-    def optimizers(self):
+    def optimizers(self) -> list[keras.optimizers.Optimizer]:
         """Of a MultiOptimizer: Keras's learning rate callbacks look for them."""
         return self.inner_optimizer.optimizers
 
@@ -205,27 +217,27 @@ class ClipNorm(keras.optimizers.Optimizer):
     def _model_variables_moving_average(self):
         return self.inner_optimizer._model_variables_moving_average
 
-    def finalize_variable_values(self, var_list):
+    def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
         self.inner_optimizer.finalize_variable_values(var_list)
 
     # State and configuration.
 
     @property
-    def variables(self):
+    def variables(self) -> list[keras.Variable]:
         return [self.skipped_steps, *self.inner_optimizer.variables]
 
-    def set_weights(self, weights):
+    def set_weights(self, weights: Sequence[ArrayLike]) -> None:
         self.skipped_steps.assign(weights[0])
         self.inner_optimizer.set_weights(weights[1:])
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         store["0"] = self.skipped_steps.numpy()  # Keras saves inner_optimizer by itself
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         if len(store.keys()) == 1:  # else another optimizer's, of which Keras warns when it comes to inner_optimizer
             self.skipped_steps.assign(store["0"])
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         optimizer = keras.saving.serialize_keras_object(self.inner_optimizer)
         if self.loss_scale_factor is not None:
             optimizer["config"]["loss_scale_factor"] = self.loss_scale_factor
@@ -238,7 +250,7 @@ class ClipNorm(keras.optimizers.Optimizer):
         }
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Self:
         optimizer = keras.saving.deserialize_keras_object(config["optimizer"], custom_objects=custom_objects)
         return cls(**{**config, "optimizer": optimizer})
 
@@ -246,7 +258,7 @@ class ClipNorm(keras.optimizers.Optimizer):
 # Arguments.
 
 
-def _wrappable(optimizer):
+def _wrappable(optimizer: keras.optimizers.Optimizer | str | dict[str, Any]) -> keras.optimizers.Optimizer:
     if isinstance(optimizer, str | dict):
         optimizer = keras.optimizers.get(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):

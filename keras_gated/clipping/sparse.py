@@ -3,10 +3,13 @@
 Hides the type, so that whoever computes with gradients treats dense and sparse ones alike.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 
 
-def is_sparse(gradient):
+def is_sparse(gradient: Any) -> bool:
     if keras.backend.backend() != "tensorflow":
         return False
     import tensorflow as tf
@@ -14,22 +17,22 @@ def is_sparse(gradient):
     return isinstance(gradient, tf.IndexedSlices)
 
 
-def merged_values(gradient):
+def merged_values(gradient: Any) -> Any:
     """Its numbers, repeated rows added up."""
     return values(merged(gradient))
 
 
-def values(gradient):
+def values(gradient: Any) -> Any:
     return gradient.values if is_sparse(gradient) else gradient
 
 
-def with_values(gradient, function):
+def with_values(gradient: Any, function: Callable[[Any], Any]) -> Any:
     if not is_sparse(gradient):
         return function(gradient)
     return type(gradient)(function(gradient.values), gradient.indices, gradient.dense_shape)
 
 
-def merged(gradient):
+def merged(gradient: Any) -> Any:
     """Of IndexedSlices: where an index is repeated, its first row is the sum and the others are 0."""
     if not is_sparse(gradient):
         return gradient

@@ -4,39 +4,44 @@ Hidden here: when a gradient counts as vanishing or exploding, and what to chang
 steps that an example has between a step and the loss; padding is left out.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import keras
 import numpy as np
 
-from keras_gated.gradients.gates import gate_activity, gate_names, retention_time
+from keras_gated.cells.meaning import meaning_of
+from keras_gated.gradients.gates import activity_of, gates_on, retention_of
 from keras_gated.gradients.horizon import FADED
 from keras_gated.gradients.jacobians import spectrum
-from keras_gated.gradients.loss_gradient import error_signal
+from keras_gated.gradients.loss_gradient import error_signal, uppermost
 from keras_gated.gradients.trajectory import layer_input, mean_of_valid, recurrent_layers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 GROWN = 10.0  # times the error at the loss: above, it has exploded, as below FADED it has vanished
 SATURATED = 0.5  # share of units whose gate is shut or open
-BLOCKS = {1: "h", 3: "zrh", 4: "ifco"}
 SMALLEST = 1e-30  # norms below are too close to what float32 cannot hold to show a slope
 
 
 class LayerDiagnosis(NamedTuple):
     """One recurrent layer."""
 
-    regime: str  # "vanishing", "exploding" or "healthy"
+    regime: Literal["vanishing", "exploding", "healthy"]
     advice: str
-    norms: dict  # state: (L,) ‖∂L/∂state‖ by lag, mean over the examples that have so many steps
+    norms: dict[str, np.ndarray]  # state: (L,) ‖∂L/∂state‖ by lag, mean over the examples that have so many steps
     steps: int  # L of the longest example
     horizon: int | None  # the lag at which the error has fallen below 1 % of what it is at the loss; None if nowhere
     growth: float  # factor per step away from the loss, geometric mean
-    growth_interval: tuple  # 95 % confidence, from the spread over the examples; NaN for a single one
+    growth_interval: tuple[float, float]  # 95 % confidence, from the spread over the examples; NaN for a single one
     exploding: float  # share of steps at which it is over 10 times what it is at the loss, or not finite
-    sigma_max: dict  # block of the recurrent kernel: largest singular value; empty where there is no such kernel
-    radius: dict  # block: spectral radius
-    low: dict  # gate: share of units and steps below 0.05
-    high: dict  # gate: share above 0.95
-    retention: tuple | None  # median and longest retention time of the units, -1 / ln f, in steps
+    sigma_max: dict[str | int, float]  # block of the recurrent kernel: largest singular value; {} without a kernel
+    radius: dict[str | int, float]  # block: spectral radius
+    low: dict[str, float]  # gate: share of units and steps below 0.05
+    high: dict[str, float]  # gate: share above 0.95
+    retention: tuple[float, float] | None  # median and longest retention time of the units, -1 / ln f, in steps
 
     def __str__(self):
         fades = "nowhere below 1 %" if self.horizon is None else f"below 1 % after {self.horizon} of {self.steps} steps"
@@ -62,16 +67,16 @@ class Diagnosis(NamedTuple):
     """A model on one batch.  Prints as a report."""
 
     loss: float
-    layers: dict  # label: `LayerDiagnosis`
+    layers: dict[str, LayerDiagnosis]  # by label
 
     def __str__(self):
         return "\n\n".join([f"loss {self.loss:.4g}", *(f"{label}: {layer}" for label, layer in self.layers.items())])
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """Of lists, numbers, strings and None, as JSON takes them but for inf and NaN."""
         return {"loss": self.loss, "layers": {label: _plain(layer) for label, layer in self.layers.items()}}
 
-    def plot(self):
+    def plot(self) -> Figure:
         """The error of every layer by lag, as a matplotlib Figure."""
         from keras_gated.plots import norms_over_time
 
@@ -80,7 +85,7 @@ class Diagnosis(NamedTuple):
         return norms_over_time(norms, title=title, unit="lag: steps before the loss")
 
 
-def diagnose(model, x, y):
+def diagnose(model: keras.Model, x: Any, y: Any) -> Diagnosis:
     """Says of every recurrent layer how far the error reaches, why not further, and what to change.
 
     The error is ‖∂L/∂c_t‖ where there is a cell state, which carries it, and ‖∂L/∂h_t‖ elsewhere.  It vanishes where
@@ -110,8 +115,9 @@ def diagnose(model, x, y):
 
 
 def _diagnosis(layer, signal, given, cause):
-    by_lag = {s.split("/")[-1]: _by_lag(n, signal.valid, layer.go_backwards) for s, n in signal.norms.items()}
-    carrier = by_lag["c" if list(signal.norms)[-1].endswith("c") else "h"]
+    _, memory = uppermost(layer)
+    of_states = {s: _by_lag(n, signal.valid, layer.go_backwards) for s, n in signal.norms.items()}
+    carrier, by_lag = of_states[memory], {s.split("/")[-1]: n for s, n in of_states.items()}
     profiles = {state: mean_of_valid(norms, ~np.isnan(norms)) for state, norms in by_lag.items()}
     with np.errstate(invalid="ignore", over="ignore"):
         relative = _relative(mean_of_valid(carrier, ~np.isnan(carrier))[None])[0]
@@ -177,24 +183,29 @@ def _spectra(layer):
     if getattr(layer.cell, "recurrent_kernel", None) is None:
         return {"sigma_max": {}, "radius": {}}
     of = spectrum(layer)
-    names = BLOCKS.get(len(of.radius), range(len(of.radius)))
+    names = meaning_of(layer.cell).blocks or range(len(of.radius))
     return {kind: dict(zip(names, map(float, values), strict=True)) for kind, values in of._asdict().items()}
 
 
 def _gates(layer, given):
-    if not gate_names(layer):
+    found = gates_on(*given) if meaning_of(layer.cell).read else None
+    if found is None:
         return {"low": {}, "high": {}, "retention": None}
-    activity, times = gate_activity(*given), retention_time(*given)
+    activity = activity_of(found)
+    times = None if found.retained is None else retention_of(found)
     shares = {
         share: {g: float(np.nanmean(getattr(s, share))) for g, s in activity.items()} for share in ("low", "high")
     }
-    return {**shares, "retention": (float(np.median(times)), float(np.max(times)))}
+    return {**shares, "retention": None if times is None else (float(np.median(times)), float(np.max(times)))}
 
 
 def _advice(layer, found, cause):
     words = {"exploding": _on_exploding, "vanishing": _on_vanishing, "healthy": _on_healthy}[found.regime]
-    retaining = {"f": found.high, "z": found.low}  # there to be saturated is to remember
-    shut = {g: found.low[g] + found.high[g] - retaining.get(g, {}).get(g, 0) for g in found.low}
+    shut = {g: found.low[g] + found.high[g] for g in found.low}
+    meaning = meaning_of(layer.cell)
+    gate = meaning.retaining_gate and meaning.retaining_gate.gate
+    if gate in shut:  # saturated so as to remember, it does its work
+        shut[gate] -= (found.high if meaning.remembers_open else found.low)[gate]
     saturated = [g for g, share in shut.items() if share > SATURATED]
     said = cause or words(layer, found)
     if saturated:
@@ -204,7 +215,8 @@ def _advice(layer, found, cause):
 
 def _on_exploding(layer, found):
     largest = max((n.max() / n[0] for n in found.norms.values()), default=np.inf)
-    radius = f" The recurrent kernel has spectral radius {max(found.radius.values()):.3g}." if found.radius else ""
+    known = [radius for radius in found.radius.values() if not np.isnan(radius)]
+    radius = f" The recurrent kernel has spectral radius {max(known):.3g}." if known else ""
     return (
         f"the error grows by {found.growth:.3g} a step, up to {largest:.3g} times what it is at the loss.{radius} "
         "Clip it, kg.ClipNorm(optimizer, max_norm=1.0), and start from recurrent_initializer='orthogonal', whose "
@@ -219,14 +231,14 @@ def _on_vanishing(layer, found):
     bias, kept = _bias_that_retains(found.steps)
     if found.retention and found.retention[0] > found.steps:
         return f"{said} Its units retain for {found.retention[0]:.3g} steps (median): the gates are not the cause."
-    if "f" in found.low:
-        return f"{said} forget_bias={bias} would retain {kept:.2f} of it over all {found.steps}."
-    if "z" in found.low:
-        sign = "" if isinstance(layer.cell, keras.layers.GRUCell) else "-"  # there z keeps
-        return (
-            f"{said} A bias of {sign}{bias} of the update gate z would retain {kept:.2f} of it over all {found.steps}."
-        )
-    return f"{said} LSTM(units, forget_bias={bias}) would retain {kept:.2f} of it over all {found.steps}."
+    retaining = meaning_of(layer.cell).retaining_gate
+    if retaining is None:
+        change = f"LSTM(units, forget_bias={bias})"
+    elif retaining.option:
+        change = f"{retaining.option}={bias * retaining.sign}"
+    else:
+        change = f"A bias of {bias * retaining.sign} of the gate {retaining.gate}"
+    return f"{said} {change} would retain {kept:.2f} of it over all {found.steps}."
 
 
 def _on_healthy(layer, found):

@@ -1,19 +1,20 @@
 """What the gates of a recurrent layer do, step by step.
 
-Hidden here: where each library keeps its gates.  They are the chapter's: i, f, o of an LSTM; z, r of a GRU, where z
-writes, h = (1 - z) h₋ + z h̃.  For keras.layers.GRU, whose z keeps, that is 1 minus what Keras calls z.
+Hides how gates are read for all steps at once.  What the gates of a cell are is in cells/meaning.py.
 
 Axes: B batch, T time, N units.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
-from keras_gated.cells.recurrent import RecurrentCell
-from keras_gated.engine.contract import arithmetic_dtype
+from keras_gated.cells.meaning import meaning_of
 from keras_gated.gradients.trajectory import checked, mean_of_valid, states_on
 
 LOW, HIGH = 0.05, 0.95  # a gate beyond them is as good as shut or open, and its own gradient as good as gone
@@ -28,7 +29,9 @@ class GateStatistics(NamedTuple):
     high: np.ndarray  # (T,) share above 0.95
 
 
-def gate_activity(layer, x, mask=None, initial_state=None):
+def gate_activity(
+    layer: keras.layers.RNN, x: ArrayLike, mask: ArrayLike | None = None, initial_state: Any = None
+) -> dict[str, GateStatistics]:
     """What the gates of a layer do on x, step by step.
 
     Gates are the chapter's: i, f, o of an LSTM; z, r of a GRU, where z writes, h = (1 - z) h₋ + z h̃.  For
@@ -50,19 +53,18 @@ def gate_activity(layer, x, mask=None, initial_state=None):
 
 
 def gate_names(layer):
-    """The chapter's letters for the gates of a layer; none for a layer without gates that are known."""
-    cell = layer.cell
-    if isinstance(cell, RecurrentCell):
-        return tuple(gate for gate in cell.equations.gates if gate in cell.equations.saved)
-    known = {keras.layers.LSTMCell: ("i", "f", "o"), keras.layers.GRUCell: ("z", "r")}
-    return next((names for kind, names in known.items() if isinstance(cell, kind)), ())
+    """The names of the gates that can be read of a layer's cell; none for a cell that is not known."""
+    return meaning_of(layer.cell).gates
 
 
-def retention_time(layer, x, mask=None, initial_state=None):
+def retention_time(
+    layer: keras.layers.RNN, x: ArrayLike, mask: ArrayLike | None = None, initial_state: Any = None
+) -> np.ndarray:
     """For how many steps each unit retains what it holds: -1 / ⟨ln f⟩, over all steps and examples.
 
     Along the cell state the error shrinks by f a step (eq. rnn-lstm-cec), by the factor e in this time.  f is the
-    forget gate of an LSTM, and 1 - z of a GRU.  In a layer with f = 0.5 it is 1.44, with f = 0.99 it is 99.5.
+    forget gate of an LSTM, 1 - z of a GRU, and of any other cell what its equations call `retained`.  In a layer with
+    f = 0.5 it is 1.44, with f = 0.99 it is 99.5.
 
     Args:
         layer, x, mask, initial_state: as in `gate_activity`.
@@ -71,7 +73,7 @@ def retention_time(layer, x, mask=None, initial_state=None):
         (N,), in steps; inf where f is 1.
 
     Raises:
-        ValueError: for a layer that has neither gate.
+        ValueError: for a layer without such a factor.
     """
     return retention_of(gates_on(layer, x, mask, initial_state))
 
@@ -80,18 +82,23 @@ class Gates(NamedTuple):
     """The gates of a layer on one batch, in the order of processing."""
 
     values: dict  # gate: (B, T, N)
+    retained: np.ndarray | None  # (B, T, N) the factor by which a step keeps its memory
     valid: np.ndarray  # (B, T) bool
 
 
 def gates(layer, x, mask=None, initial_state=None):
     """`Gates` of tensors, also while a graph is made; None for a layer without gates that are known."""
-    if not gate_names(layer):
+    read = meaning_of(layer.cell).read
+    if read is None:
         return None
     x, states, valid = states_on(layer, x, mask, initial_state)
     B, T, D = *ops.shape(x)[:2], x.shape[2]
     rows = ops.reshape(x, (B * T, D)), ops.reshape(states[:, :-1], (B * T, states.shape[2]))
-    values = {gate: ops.reshape(a, (B, T, a.shape[1])) for gate, a in _gates_of_cell(layer.cell, *rows).items()}
-    return Gates(values, ops.ones((B, T), "bool") if valid is None else valid)
+    values, retained = read(*rows)
+    values, retained = keras.tree.map_structure(
+        lambda a: None if a is None else ops.reshape(a, (B, T, a.shape[1])), (values, retained)
+    )
+    return Gates(values, retained, ops.ones((B, T), "bool") if valid is None else valid)
 
 
 def gates_on(layer, x, mask, initial_state):
@@ -100,10 +107,10 @@ def gates_on(layer, x, mask, initial_state):
     if found is None:
         kind = type(layer.cell)
         raise ValueError(
-            f"Expected a layer with gates that are known, LSTM or GRU of keras_gated or keras.layers, received one of "
-            f"{kind.__module__}.{kind.__name__}."
+            f"Expected a layer with gates that are known, such as LSTM or GRU of keras_gated or keras.layers, received "
+            f"one of {kind.__module__}.{kind.__name__}."
         )
-    return keras.tree.map_structure(ops.convert_to_numpy, found)
+    return keras.tree.map_structure(lambda a: None if a is None else ops.convert_to_numpy(a), found)
 
 
 def activity_of(gates):
@@ -113,39 +120,11 @@ def activity_of(gates):
 
 def retention_of(gates):
     """(N,) of `Gates`, see `retention_time`."""
-    f = gates.values["f"] if "f" in gates.values else 1 - gates.values["z"]
+    if gates.retained is None:
+        raise ValueError("Expected a layer whose equations say what a step retains, received one without `retained`.")
+    kept = gates.retained[gates.valid].astype(np.float64)
     with np.errstate(divide="ignore"):
-        return 1 / np.abs(np.log(f[gates.valid].astype(np.float64)).mean(axis=0))
-
-
-def _gates_of_cell(cell, x, states):
-    """Over many steps at once: x (R, D), the states before (R, S) -> {gate: (R, N)}."""
-    dtype = arithmetic_dtype(x.dtype)
-    x, states = ops.cast(x, dtype), ops.cast(states, dtype)
-    if isinstance(cell, RecurrentCell):
-        equations, weights = cell.equations, [ops.cast(w, dtype) for w in cell.tensors()]
-        W, b, *_ = weights
-        p = ops.split(ops.matmul(x, W) + b, len(equations.gates), axis=-1)
-        states = ops.split(states, len(equations.states), axis=-1)
-        _, saved = equations.step(p, states, *equations.recurrent(weights))
-        saved = dict(zip(equations.saved, saved, strict=True))
-        gates = {gate: saved[gate] for gate in equations.gates if gate in saved}
-    elif isinstance(cell, keras.layers.LSTMCell):
-        i, f, _, o = _of_keras(cell, 4, x, states)
-        gates = {"i": i, "f": f, "o": o}
-    else:
-        kept, r, _ = _of_keras(cell, 3, x, states)
-        gates = {"z": 1 - kept, "r": r}
-    return gates
-
-
-def _of_keras(cell, blocks, x, states):
-    """σ(x W + h₋ U + b) of every block of a cell of Keras."""
-    h_prev = states[:, : cell.units]
-    a = ops.matmul(x, cell.kernel) + ops.matmul(h_prev, cell.recurrent_kernel)
-    if cell.use_bias:
-        a = a + ops.sum(ops.reshape(cell.bias, (-1, blocks * cell.units)), axis=0)
-    return ops.split(cell.recurrent_activation(a), blocks, axis=-1)
+        return 1 / np.abs(np.log(kept).mean(axis=0))
 
 
 def _statistics(values, valid):

@@ -1,15 +1,20 @@
 """How a change of a state is felt later: step Jacobians and their products, the bound, the spectrum.
 
-Hidden here: which part of the whole state is h, and how the cells of each library hold what is bounded.
+Hides which part of the whole state is h, and how the cells of each library hold what is bounded.
 
 Axes: B batch, T time, N units, k gates.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
+from keras_gated.cells.meaning import meaning_of
 from keras_gated.gradients.gates import gates_on
 from keras_gated.gradients.matrix_products import product_norms
 from keras_gated.gradients.trajectory import mean_of_valid, output_columns, step_jacobians, trajectory
@@ -21,10 +26,12 @@ class Spectrum(NamedTuple):
     """Of each block of the recurrent kernel, in the order of memory: h; i f c o; or z r h."""
 
     sigma_max: np.ndarray  # (k,) largest singular value
-    radius: np.ndarray  # (k,) spectral radius
+    radius: np.ndarray  # (k,) spectral radius; NaN of blocks that are not square
 
 
-def state_jacobian_norms(layer, x, mask=None, initial_state=None):
+def state_jacobian_norms(
+    layer: keras.layers.RNN, x: ArrayLike, mask: ArrayLike | None = None, initial_state: Any = None
+) -> np.ndarray:
     """How far a change of one hidden state is felt: ‖∂h_t/∂h_k‖₂ of all pairs of steps (eq. rnn-jacobian).
 
     The product of the Jacobians of the whole state, of which the rows and columns of h count: for an LSTM the change
@@ -45,7 +52,7 @@ def state_jacobian_norms(layer, x, mask=None, initial_state=None):
     return np.tril(mean)
 
 
-def jacobian_bound(layer, lag):
+def jacobian_bound(layer: keras.layers.RNN, lag: ArrayLike) -> Any:
     """(γ σ_max(W_h))^lag, which ‖∂h_t/∂h_{t-lag}‖ of a simple RNN never exceeds (eq. rnn-jacobian-bound).
 
     Args:
@@ -69,7 +76,7 @@ def jacobian_bound(layer, lag):
         return (STEEPEST[name] * spectrum(layer).sigma_max[0]) ** np.asarray(lag, np.float64)
 
 
-def spectrum(layer):
+def spectrum(layer: keras.layers.RNN) -> Spectrum:
     """Largest singular value and spectral radius of each block of the recurrent kernel.
 
     Below 1 / γ the first says that gradients of a simple RNN vanish; the second above 1, that they may explode.
@@ -87,19 +94,21 @@ def spectrum(layer):
     finite = np.isfinite(blocks).all(axis=(1, 2))
     found = Spectrum(*np.full((2, len(blocks)), np.nan))
     found.sigma_max[finite] = np.linalg.svd(blocks[finite], compute_uv=False)[:, 0]
-    found.radius[finite] = np.abs(np.linalg.eigvals(blocks[finite])).max(axis=-1)
+    if blocks.shape[1] == blocks.shape[2]:
+        found.radius[finite] = np.abs(np.linalg.eigvals(blocks[finite])).max(axis=-1)
     return found
 
 
 def _blocks(layer):
-    """(k, N, N) float64."""
+    """(k, N, N) float64; of a projected state, fewer rows than columns."""
     U = ops.convert_to_numpy(recurrent_kernel(layer)).astype(np.float64)
-    return np.stack(np.split(U, U.shape[1] // len(U), axis=1))
+    k = len(meaning_of(layer.cell).blocks) or U.shape[1] // len(U)
+    return np.stack(np.split(U, k, axis=1))
 
 
 def recurrent_kernel(layer):
-    U = getattr(layer.cell, "recurrent_kernel", None)
-    if U is None or len(U.shape) != 2 or U.shape[1] % U.shape[0]:
+    U, blocks = getattr(layer.cell, "recurrent_kernel", None), len(meaning_of(layer.cell).blocks)
+    if U is None or len(U.shape) != 2 or U.shape[1] % (blocks or U.shape[0]):
         raise ValueError(
             f"Expected a built layer whose cell has a recurrent_kernel (N, kN), received {layer.name!r} with a "
             f"{type(layer.cell).__name__}. Put stacked cells into layers of their own."
@@ -107,13 +116,16 @@ def recurrent_kernel(layer):
     return U
 
 
-def cell_state_jacobian(layer, x, mask=None, initial_state=None):
+def cell_state_jacobian(
+    layer: keras.layers.RNN, x: ArrayLike, mask: ArrayLike | None = None, initial_state: Any = None
+) -> np.ndarray:
     """The diagonal of ∂c_t/∂c_{t-1}, the gates held fixed: f_t (eq. rnn-lstm-cec).
 
     Its product over a lag is what the constant error carousel leaves of the error.
 
     Args:
-        layer: an LSTM of keras_gated or keras.layers, or a keras.layers.RNN of their cells.
+        layer: an LSTM of keras_gated or keras.layers, a keras.layers.RNN of their cells, or one of another cell that
+            has a state besides h and says what a step retains of it.
         x, mask, initial_state: as in `gate_activity`.
 
     Returns:
@@ -122,10 +134,10 @@ def cell_state_jacobian(layer, x, mask=None, initial_state=None):
     Raises:
         ValueError: for a layer without a forget gate.
     """
-    found = gates_on(layer, x, mask, initial_state)
-    if "f" not in found.values:
+    found, meaning = gates_on(layer, x, mask, initial_state), meaning_of(layer.cell)
+    if found.retained is None or meaning.memory == meaning.states[0]:
         raise ValueError(
             f"cell_state_jacobian expects an LSTM, received {layer.name!r} with the gates "
             f"{', '.join(found.values)}. For what a GRU retains see retention_time."
         )
-    return np.where(found.valid[..., None], found.values["f"], 1)
+    return np.where(found.valid[..., None], found.retained, 1)

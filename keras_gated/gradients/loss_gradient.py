@@ -1,18 +1,19 @@
 """How much of the error reaches each time step, as it is (TensorFlow): the loss of a model, taken apart by steps.
 
-Hidden here: how the loss of one batch is had from a model that stays as it was.
+Hides how the loss of one batch is evaluated without changing the model.
 
 Axes: B batch, T time, N units, S all states of the cell side by side, k gates.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_gated.cells.meaning import meaning_of
 from keras_gated.gradients.jacobians import recurrent_kernel
-from keras_gated.gradients.perturbed import probed, states
+from keras_gated.gradients.perturbed import perturbed, states
 from keras_gated.gradients.trajectory import (
     find,
     mean_of_valid,
@@ -31,7 +32,7 @@ class TimeStepNorms(NamedTuple):
     """Total gradients of every time step: means over the examples that have it."""
 
     dh: np.ndarray  # (T,) ‖∂L/∂h_t‖
-    dc: np.ndarray | None  # (T,) ‖∂L/∂c_t‖, the way through h_t included; None where there is no c
+    dc: np.ndarray | None  # (T,) ‖∂L/∂c_t‖ of the state that carries memory, through h_t too; None where that is h
 
 
 class LossTerms(NamedTuple):
@@ -41,7 +42,7 @@ class LossTerms(NamedTuple):
     total: np.ndarray  # (N, kN) the sum of all terms, ∂L/∂W_h
 
 
-def time_step_norms(model, x, y, layer):
+def time_step_norms(model: keras.Model, x: Any, y: Any, layer: keras.layers.RNN | str) -> TimeStepNorms:
     """How much of the loss reaches each time step: the total ‖∂L/∂h_t‖ and ‖∂L/∂c_t‖, through the recurrence.
 
     Args:
@@ -56,15 +57,24 @@ def time_step_norms(model, x, y, layer):
         ValueError: where there is not exactly one such layer or call of it, and for a loop that is not understood.
     """
     signal = error_signal(model, x, y, layer)
-    of = {name.split("/")[-1]: mean_of_valid(norms, signal.valid) for name, norms in signal.norms.items()}
-    return TimeStepNorms(of["h"], of["c"] if list(signal.norms)[-1].endswith("c") else None)
+    h, memory = uppermost(find(model, layer))
+    of = {name: mean_of_valid(norms, signal.valid) for name, norms in signal.norms.items()}
+    return TimeStepNorms(of[h], None if memory == h else of[memory])
+
+
+def uppermost(layer):
+    """The names in `ErrorSignal.norms` of h and of the state that carries memory; of stacked cells the uppermost's."""
+    cells = getattr(layer.cell, "cells", [layer.cell])
+    meaning = meaning_of(cells[-1])
+    stack = f"{cells[-1].name}/" if len(cells) > 1 else ""
+    return stack + meaning.states[0], stack + meaning.memory
 
 
 class ErrorSignal(NamedTuple):
     """Total gradients of every time step of every example, in the order of x."""
 
     loss: float
-    norms: dict  # state, as `probe.states` calls it: (B, T) ‖∂L/∂state_t‖
+    norms: dict[str, np.ndarray]  # state, as `perturbed.states` calls it: (B, T) ‖∂L/∂state_t‖
     valid: np.ndarray  # (B, T) bool
 
 
@@ -82,19 +92,19 @@ def error_signal(model, x, y, layer):
 
     def attach(sequences, mask):
         B, T = sequences.shape[:2]
-        probe = tf.zeros((B, T, len(names)), "float64" if sequences.dtype == tf.float64 else "float32")
-        held.append((probe, np.ones((B, T), bool) if mask is None else ops.convert_to_numpy(mask).reshape(B, T) > 0))
-        tape.watch(probe)
-        return probe
+        zeros = tf.zeros((B, T, len(names)), "float64" if sequences.dtype == tf.float64 else "float32")
+        held.append((zeros, np.ones((B, T), bool) if mask is None else ops.convert_to_numpy(mask).reshape(B, T) > 0))
+        tape.watch(zeros)
+        return zeros
 
-    with tf.GradientTape(watch_accessed_variables=False) as tape, probed(layer, attach):
+    with tf.GradientTape(watch_accessed_variables=False) as tape, perturbed(layer, attach):
         loss = _loss(model, x, y, training=True)
-    ((probe, valid),) = _one_call(model, layer, held)
-    norms = tape.gradient(loss, probe, unconnected_gradients="zero").numpy().astype(np.float64)
+    ((zeros, valid),) = _one_call(model, layer, held)
+    norms = tape.gradient(loss, zeros, unconnected_gradients="zero").numpy().astype(np.float64)
     return ErrorSignal(float(loss), dict(zip(names, np.moveaxis(norms, -1, 0), strict=True)), valid)
 
 
-def loss_gradient_terms(model, x, y, layer):
+def loss_gradient_terms(model: keras.Model, x: Any, y: Any, layer: keras.layers.RNN | str) -> LossTerms:
     """Which lag contributes how much to the gradient: the terms of eq. rnn-loss-grad.
 
     The term of t and k is ∂L_t/∂h_t · ∂h_t/∂h_k · ∂h_k/∂W_h, summed over the batch, with the whole state in place of

@@ -9,13 +9,14 @@ Bidirectional, is the last of x.  Axes: B batch, T time, D features, S all state
 
 import contextlib
 import functools
-from typing import NamedTuple
+import inspect
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_gated.engine.contract import loop
+from keras_gated.engine.loop import loop
 from keras_gated.patching import replaced
 
 JACOBIAN_NUMBERS = 1 << 24  # of the step Jacobians that are held at a time
@@ -27,7 +28,7 @@ class LayerInput(NamedTuple):
     layer: keras.layers.RNN
     x: np.ndarray  # (B, T, D)
     mask: np.ndarray | None  # (B, T) bool, in the order of x
-    initial_state: list  # as the layer takes it
+    initial_state: list[Any]  # as the layer takes it
 
 
 class Trajectory(NamedTuple):
@@ -38,7 +39,7 @@ class Trajectory(NamedTuple):
     valid: np.ndarray  # (B, T) bool: elsewhere the state stays as it was
 
 
-def recurrent_layers(model):
+def recurrent_layers(model: keras.layers.Layer) -> dict[str, keras.layers.RNN]:
     """All recurrent layers of a model, also those in submodels and in wrappers such as Bidirectional.
 
     Args:
@@ -65,7 +66,7 @@ def _inside(layer, path, seen):
             yield from _inside(inner, (*path, inner.name), seen)
 
 
-def find(model, layer):
+def find(model: keras.layers.Layer, layer: keras.layers.RNN | str) -> keras.layers.RNN:
     """A recurrent layer of the model, given as an object, by its label, or by its name where only one has it.
 
     Raises:
@@ -83,7 +84,7 @@ def find(model, layer):
     return chosen[0]
 
 
-def layer_input(model, x, layer):
+def layer_input(model: keras.Model, x: Any, layer: keras.layers.RNN | str) -> LayerInput:
     """What a recurrent layer receives when the model is called on x, dropout off.
 
     The model stays as it was, the states of stateful layers included.
@@ -222,7 +223,7 @@ def measuring(model, measure):
 def step_of(layer):
     """The layer's step as a function of arrays: x (R, D), all states before (R, S) -> all states after (R, S)."""
     cell = layer.cell
-    options = {"training": False} if getattr(cell, "_call_has_training_arg", False) else {}
+    options = {"training": False} if takes_training(cell) else {}
     structure = layer.get_initial_state(1)
     ends = np.cumsum([s.shape[-1] for s in keras.tree.flatten(structure)])[:-1]
 
@@ -232,6 +233,10 @@ def step_of(layer):
         return side_by_side(after)
 
     return step
+
+
+def takes_training(cell):
+    return isinstance(cell, keras.layers.Layer) and "training" in inspect.signature(cell.call).parameters
 
 
 def side_by_side(states):

@@ -17,7 +17,7 @@ class Records(NamedTuple):
     loss_scale: np.ndarray  # (S,) that was taken out, 1 without loss scaling
     learning_rate: np.ndarray  # (S,) NaN where there are several, or only a Python function knows
     replicas: np.ndarray  # (S, R) of what each replica adds to the whole gradient
-    variables: dict  # path: (S,) of one variable's gradient before clipping, NaN where it had none
+    variables: dict[str, np.ndarray]  # path: (S,) of one variable's gradient before clipping, NaN where it had none
 
     @property
     def finite(self):

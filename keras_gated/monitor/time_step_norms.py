@@ -10,8 +10,8 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from keras_gated.engine.contract import arithmetic_dtype
-from keras_gated.gradients.perturbed import probed, states
+from keras_gated.engine.precision import arithmetic_dtype
+from keras_gated.gradients.perturbed import perturbed, states
 from keras_gated.gradients.trajectory import find, recurrent_layers
 from keras_gated.monitor.profiles import ROWS, Profiles, Source, time_of_row
 from keras_gated.monitor.ring_buffer import this_replica
@@ -39,12 +39,12 @@ class TimeStepReader(Reader):
         self._calls = {}  # of each layer
         tap.wrap(tap.optimizer, "apply", self._next_step)
         for label, layer in self.layers.items():
-            tap.enter(probed(layer, functools.partial(self._attach, label)))
+            tap.enter(perturbed(layer, functools.partial(self._attach, label)))
 
     # In the graph.
 
     def _attach(self, label, sequences, mask):
-        """A probe whose gradient is written, and then ends."""
+        """A perturbation whose gradient is written, and then ends."""
         layer = self.layers[label]
         anchor = next(iter([*layer.trainable_weights, *self.tap.model.trainable_variables]))
         width, call = len(states(layer)), self._call(label)
@@ -53,8 +53,8 @@ class TimeStepReader(Reader):
 
         @tf.custom_gradient
         def source(anchor):  # of a tensor that the tape follows, or no gradient would come by
-            def gradient(d_probe):
-                self._write(call, d_probe, mask)
+            def gradient(d_zeros):
+                self._write(call, d_zeros, mask)
 
             return tf.ensure_shape(tf.zeros(shape, dtype), (*sequences.shape[:2], width)), gradient
 
@@ -70,10 +70,10 @@ class TimeStepReader(Reader):
         self._calls.pop(_here(), None)
         return apply(*args, **kwargs)
 
-    def _write(self, call, d_probe, mask):
-        B, T, S = *tf.unstack(tf.shape(d_probe)[:2]), d_probe.shape[2]
-        valid = tf.ones((B, T), d_probe.dtype) if mask is None else tf.cast(tf.reshape(mask, (B, T)), d_probe.dtype)
-        sums = tf.reduce_sum(tf.concat([d_probe, valid[..., None]], -1), 0)  # (T, S + 1)
+    def _write(self, call, d_zeros, mask):
+        B, T, S = *tf.unstack(tf.shape(d_zeros)[:2]), d_zeros.shape[2]
+        valid = tf.ones((B, T), d_zeros.dtype) if mask is None else tf.cast(tf.reshape(mask, (B, T)), d_zeros.dtype)
+        sums = tf.reduce_sum(tf.concat([d_zeros, valid[..., None]], -1), 0)  # (T, S + 1)
         rows = tf.transpose(tf.gather(sums, time_of_row(tf.range(ROWS), T)))
         head = [self.tap.loss_scale(), tf.cast(T, tf.float32)]
         if call not in self.rings:

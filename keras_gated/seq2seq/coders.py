@@ -11,24 +11,26 @@ not, and that both are the same function, in half precision, too.
 Axes: B batch, T time, N units, V vocabulary.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_gated.attention import AdditiveAttention, MultiplicativeAttention
-from keras_gated.cells.gru import GRU, GRUCell
-from keras_gated.cells.lstm import LSTM, LSTMCell
-from keras_gated.cells.simple_rnn import SimpleRNN, SimpleRNNCell
-from keras_gated.engine.contract import arithmetic_dtype
+from keras_gated.attention import AdditiveAttention, Memory, MultiplicativeAttention, Tensor
+from keras_gated.cells.gru import GRU
+from keras_gated.cells.lstm import LSTM
+from keras_gated.cells.recurrent import Recurrent, RecurrentCell
+from keras_gated.cells.simple_rnn import SimpleRNN
+from keras_gated.engine.precision import arithmetic_dtype
 from keras_gated.seq2seq.tokens import PADDING
 
 LAYERS = {"gru": GRU, "lstm": LSTM, "simple_rnn": SimpleRNN}
-CELLS = {GRUCell: GRU, LSTMCell: LSTM, SimpleRNNCell: SimpleRNN}
-KINDS = tuple(CELLS)
 ATTENTION = (None, "additive", "multiplicative")
 IMPOSSIBLE = -1e9  # the logit of a token that is never written: finite, as a loss may multiply it by 0
 
@@ -36,8 +38,8 @@ IMPOSSIBLE = -1e9  # the logit of a token that is never written: finite, as a lo
 class State(NamedTuple):
     """All that a decoder's next step depends on but the token; rows of every array belong together."""
 
-    layers: tuple  # of each layer a tuple of its states, (B, N) in float32 at least
-    memory: tuple  # attention's `Memory`, or () without attention
+    layers: tuple[tuple[Tensor, ...], ...]  # of each layer a tuple of its states, (B, N) in float32 at least
+    memory: Memory | tuple[()]  # () without attention
 
 
 class Encoder(keras.layers.Layer):
@@ -58,7 +60,18 @@ class Encoder(keras.layers.Layer):
         the decoder's initial states, a tuple for each layer.
     """
 
-    def __init__(self, vocabulary, embedding_dim, units, cell, layers, bidirectional, dropout, sequences, dtype):
+    def __init__(
+        self,
+        vocabulary: int,
+        embedding_dim: int,
+        units: int,
+        cell: str | type[keras.layers.Layer] | keras.layers.Layer,
+        layers: int,
+        bidirectional: bool,
+        dropout: float,
+        sequences: bool,
+        dtype: str | keras.DTypePolicy,
+    ):
         super().__init__(name="encoder", dtype=dtype, autocast=False)
         self.embedding = keras.layers.Embedding(vocabulary, embedding_dim, name="embedding", dtype=dtype)
         self.embedding.build()
@@ -67,19 +80,19 @@ class Encoder(keras.layers.Layer):
         for n in range(layers):
             wanted = {"return_sequences": sequences or n < layers - 1, "return_state": True}
             layer = _layer(cell, units, dropout, name=f"layer_{n}", dtype=dtype, **wanted)
-            states = layer.cell.equations.states
+            widths, out = layer.cell.widths, layer.cell.output_size
             if bidirectional:
                 layer = keras.layers.Bidirectional(layer, name=f"layer_{n}", dtype=dtype)
-                bridges = [keras.layers.Dense(units, name=f"bridge_{n}_{s}", dtype=dtype) for s in states]
-                for bridge in bridges:
-                    bridge.build((None, 2 * units))
-                self.bridges += bridges
+                for state, width in widths.items():
+                    bridge = keras.layers.Dense(width, name=f"bridge_{n}_{state}", dtype=dtype)
+                    bridge.build((None, 2 * width))
+                    self.bridges.append(bridge)
             layer.build((None, None, self.features))
-            self.features = 2 * units if bidirectional else units
+            self.features = 2 * out if bidirectional else out
             self.recurrent.append(layer)
         self.built = True
 
-    def call(self, source, training=False):
+    def call(self, source: Tensor, training: bool = False) -> tuple[Tensor, Tensor, tuple[tuple[Tensor, ...], ...]]:
         valid = source != PADDING
         x, states, bridges = source, [], iter(self.bridges)
         for n, layer in enumerate(self.recurrent):
@@ -111,49 +124,64 @@ class Decoder(keras.layers.Layer):
     """
 
     def __init__(
-        self, vocabulary, embedding_dim, units, cell, layers, attention, dropout, value_features, impossible, dtype
+        self,
+        vocabulary: int,
+        embedding_dim: int,
+        units: int,
+        cell: str | type[keras.layers.Layer] | keras.layers.Layer,
+        layers: int,
+        attention: Literal["additive", "multiplicative"] | None,
+        dropout: float,
+        value_features: int,
+        impossible: Sequence[int],
+        dtype: str | keras.DTypePolicy,
     ):
         super().__init__(name="decoder", dtype=dtype, autocast=False)
         self.arithmetic_dtype = arithmetic_dtype(self.compute_dtype)
         self.embedding = keras.layers.Embedding(vocabulary, embedding_dim, name="embedding", dtype=dtype)
         self.embedding.build()
-        self.recurrent = []
+        self.recurrent, features = [], embedding_dim
         for n in range(layers):
             layer = _layer(cell, units, dropout, name=f"layer_{n}", dtype=dtype, return_sequences=True)
-            layer.build((None, None, units if n else embedding_dim))
+            layer.build((None, None, features))
+            features = layer.cell.output_size
             self.recurrent.append(layer)
         self.attention = self.combine = None
         if attention is not None:
             additive = attention == "additive"
             kind, sizes = (AdditiveAttention, [units]) if additive else (MultiplicativeAttention, [])
             self.attention = kind(*sizes, name="attention", dtype=dtype)
-            self.attention.build((None, None, units), (None, None, value_features))
+            self.attention.build((None, None, features), (None, None, value_features))
             self.combine = keras.layers.Dense(units, "tanh", use_bias=False, name="combine", dtype=dtype)
-            self.combine.build((None, None, units + value_features))
+            self.combine.build((None, None, features + value_features))
+            features = units
         self.dropout = keras.layers.Dropout(dropout, name="dropout", dtype=dtype)
         self.logits = Logits(vocabulary, impossible, name="logits", dtype=self.arithmetic_dtype)
-        self.logits.build((None, None, units))
+        self.logits.build((None, None, features))
         self.built = True
 
-    def start(self, outputs, valid, states):
+    def start(self, outputs: Tensor, valid: Tensor, states: tuple[tuple[Tensor, ...], ...]) -> State:
         """The `State` before the first step, of what the encoder returns."""
         states = tuple(tuple(ops.cast(s, self.arithmetic_dtype) for s in of_layer) for of_layer in states)
         return State(states, () if self.attention is None else self.attention.memory(outputs, valid))
 
-    def call(self, tokens, state, valid=None, training=False):
+    def call(
+        self, tokens: Tensor, state: State, valid: Tensor | None = None, training: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         x = tokens
         for n, (layer, states) in enumerate(zip(self.recurrent, state.layers, strict=True)):
             run = layer if n else functools.partial(_embedded, self.embedding, layer)
             x = run(x, initial_state=list(states), mask=valid, training=training)
         return self._read_out(x, state.memory, training)
 
-    def step(self, tokens, state):
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """One step: tokens (B,) -> logits (B, V), and the state after it."""
         x, after = self.embedding(tokens), []
         for layer, states in zip(self.recurrent, state.layers, strict=True):
-            weights = [ops.cast(w, self.compute_dtype) for w in layer.cell.tensors()]
+            weights = {name: ops.cast(w, self.compute_dtype) for name, w in layer.cell.tensors().items()}
             # In float32: a sweep rounds to half precision what it hands out, but not the states it goes on with.
-            h, states = layer.cell.equations.advance(ops.cast(x, self.arithmetic_dtype), states, weights)
+            x = ops.cast(x, self.arithmetic_dtype)
+            h, states = layer.cell.equations.advance(x, states, weights, layer.cell.sizes)
             x = ops.cast(h, self.compute_dtype)
             after.append(tuple(states))
         logits, _ = self._read_out(x[:, None], state.memory)
@@ -171,7 +199,7 @@ class Decoder(keras.layers.Layer):
 class Logits(keras.layers.Dense):
     """A Dense layer of one logit for each token; of `impossible` tokens it is so low that their probability is 0."""
 
-    def __init__(self, units, impossible, **options):
+    def __init__(self, units: int, impossible: Sequence[int], **options: Any):
         super().__init__(units, **options)
         self.impossible = impossible
 
@@ -199,13 +227,17 @@ def _embedded(embedding, layer, tokens, training=False, **given):
 
 def _layer(cell, units, dropout, **options):
     """A recurrent layer of the given kind of cell."""
-    if not isinstance(cell, KINDS):
-        return LAYERS[cell_name(cell)](units, dropout=dropout, **options)
+    if not isinstance(cell, RecurrentCell):
+        return layer_class(cell)(units, dropout=dropout, **options)
     config = {name: value for name, value in cell.get_config().items() if name not in ("name", "dtype", "trainable")}
-    return CELLS[type(cell)](**{**config, "dropout": dropout or cell.dropout}, **options)
+    return layer_class(cell)(**{**config, "dropout": dropout or cell.dropout}, **options)
 
 
-def cell_name(cell):
-    """ "gru" of "gru", GRU and GRUCell; None of others."""
-    kind = CELLS.get(cell, cell) if isinstance(cell, (str, type)) else None
-    return next((name for name, layer in LAYERS.items() if kind in (name, layer)), None)
+def layer_class(cell):
+    """The class of layers of a name, a cell, or a class of cells or layers of ours; None of anything else."""
+    if isinstance(cell, str):
+        return LAYERS.get(cell)
+    kind = cell if isinstance(cell, type) else type(cell)
+    if issubclass(kind, RecurrentCell):
+        return kind.layer_class
+    return kind if issubclass(kind, Recurrent) and isinstance(cell, type) else None

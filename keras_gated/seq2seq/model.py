@@ -11,17 +11,22 @@ for any sizes.
 Axes: B batch, T time, N units, V vocabulary.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 import numbers
+from typing import Any, Literal, Self
 
 import keras
 import numpy as np
 from keras import ops
-from keras.src.utils.module_utils import tensorflow as tf  # imported with the first use: other backends go without
+from numpy.typing import ArrayLike
 
-from keras_gated.decoding import beam_search, greedy, sample
-from keras_gated.seq2seq.coders import ATTENTION, KINDS, LAYERS, Decoder, Encoder, State, cell_name
+from keras_gated.attention import Tensor
+from keras_gated.cells.recurrent import RecurrentCell
+from keras_gated.decoding import Generated, beam_search, greedy, sample
+from keras_gated.seq2seq.coders import ATTENTION, LAYERS, Decoder, Encoder, State, layer_class
 from keras_gated.seq2seq.metrics import Perplexity, SequenceAccuracy, TokenAccuracy, TokenCrossentropy, crossentropies
 from keras_gated.seq2seq.tokens import PADDING, arranged, array, is_concrete, pair, target_array, teacher_forcing
 
@@ -85,18 +90,18 @@ class Seq2Seq(keras.Model):
 
     def __init__(
         self,
-        source_vocabulary,
-        target_vocabulary,
-        units,
-        cell="gru",
-        layers=1,
-        embedding_dim=None,
-        bidirectional=False,
-        attention=None,
-        dropout=0.0,
-        start_token=1,
-        end_token=2,
-        **options,
+        source_vocabulary: int,
+        target_vocabulary: int,
+        units: int,
+        cell: str | type[keras.layers.Layer] | keras.layers.Layer = "gru",
+        layers: int = 1,
+        embedding_dim: int | None = None,
+        bidirectional: bool = False,
+        attention: Literal["additive", "multiplicative"] | None = None,
+        dropout: float = 0.0,
+        start_token: int = 1,
+        end_token: int = 2,
+        **options: Any,
     ):
         own = {name: value for name, value in locals().items() if name in OWN}
         _check(own)
@@ -113,18 +118,18 @@ class Seq2Seq(keras.Model):
             self.decoder = Decoder(target_vocabulary, *sizes, attention, dropout, features, impossible, policy)
         self.built = True
 
-    def call(self, inputs, training=False):
+    def call(self, inputs: tuple[Tensor, Tensor], training: bool = False) -> Tensor:
         source, target = inputs
         tokens, labels = teacher_forcing(ops.cast(target, "int32"))
         return self.decoder(tokens, self._encode(source, training), labels != PADDING, training=training)[0]
 
-    def compute_mask(self, inputs, previous_mask=None):
+    def compute_mask(self, inputs: tuple[Tensor, Tensor], previous_mask: Any = None) -> Tensor:
         return inputs[1][:, 1:] != PADDING
 
     def _encode(self, source, training=False):
         return self.decoder.start(*self.encoder(ops.cast(source, "int32"), training=training))
 
-    def step(self, tokens, state):
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """One step of the decoder: the step function that `keras_gated.decoding` takes.
 
         Args:
@@ -138,7 +143,15 @@ class Seq2Seq(keras.Model):
 
     # Training.
 
-    def compile(self, optimizer="adam", loss=None, *args, metrics=None, weighted_metrics=None, **options):
+    def compile(
+        self,
+        optimizer: keras.optimizers.Optimizer | str | dict[str, Any] = "adam",
+        loss: Any = None,
+        *args: Any,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        **options: Any,
+    ) -> None:
         """As in Keras.  Without a loss it is the mean of -log p(y_t) over the valid target tokens; without metrics
         they are perplexity, token_accuracy and sequence_accuracy, of valid tokens and weighted as the loss is."""
         if metrics is None and weighted_metrics is None:
@@ -146,12 +159,20 @@ class Seq2Seq(keras.Model):
         loss = TokenCrossentropy() if loss is None else loss
         super().compile(optimizer, loss, *args, metrics=metrics, weighted_metrics=weighted_metrics, **options)
 
-    def compile_from_config(self, config):
+    def compile_from_config(self, config: dict[str, Any]) -> None:
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)
 
-    def fit(self, x=None, y=None, *args, validation_data=None, class_weight=None, **options):
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *args: Any,
+        validation_data: Any = None,
+        class_weight: None = None,
+        **options: Any,
+    ) -> keras.callbacks.History:
         """As in Keras, of pairs: x=(source, target), or x=source and y=target, or a pipeline of either; arrays, or
         lists of any lengths.  sample_weight is (B,), or (B, T') with a weight for each token of the target."""
         if class_weight is not None:
@@ -161,17 +182,17 @@ class Seq2Seq(keras.Model):
             validation_data = (*self._checked(*pair), sample_weight)
         return super().fit(*self._checked(x, y), *args, validation_data=validation_data, **options)
 
-    def evaluate(self, x=None, y=None, *args, **options):
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
         """As in Keras, on what `fit` takes."""
         return super().evaluate(*self._checked(x, y), *args, **options)
 
-    def train_step(self, *args):
+    def train_step(self, *args: Any) -> Any:
         return super().train_step(*args[:-1], arranged(args[-1]))
 
-    def test_step(self, *args):
+    def test_step(self, *args: Any) -> Any:
         return super().test_step(*args[:-1], arranged(args[-1]))
 
-    def predict_step(self, *args):
+    def predict_step(self, *args: Any) -> Any:
         return super().predict_step(*args[:-1], arranged(args[-1]))
 
     def _symbolic_build(self, iterator=None, data_batch=None):
@@ -196,23 +217,23 @@ class Seq2Seq(keras.Model):
 
     # Generation.
 
-    def encode(self, source):
+    def encode(self, source: ArrayLike) -> State:
         """The decoder's `State` before its first step, for `step`, `generate` and `score`: tensors, (B, ...) each."""
         return self._compiled(self._encode)(self._source(source) if is_concrete(source) else source)
 
     def generate(
         self,
-        source,
-        max_length,
-        strategy="greedy",
-        beam_width=5,
-        length_penalty=0.0,
-        temperature=1.0,
-        top_k=None,
-        top_p=None,
-        seed=None,
-        batch_size=128,
-    ):
+        source: ArrayLike | State,
+        max_length: int,
+        strategy: Literal["greedy", "beam", "sample"] = "greedy",
+        beam_width: int = 5,
+        length_penalty: float = 0.0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        batch_size: int = 128,
+    ) -> Generated[np.ndarray]:
         """Writes a target for each source (TensorFlow backend).
 
         Args:
@@ -259,10 +280,12 @@ class Seq2Seq(keras.Model):
             return greedy(*given)
         if strategy == "beam":
             return beam_search(*given, beam_width, **options)
+        import tensorflow as tf
+
         seed = tf.random.experimental.stateless_fold_in(options["seed"], batch)
         return sample(*given, **{**options, "seed": seed})
 
-    def score(self, source, target, batch_size=128):
+    def score(self, source: ArrayLike | State, target: ArrayLike, batch_size: int = 128) -> np.ndarray:
         """log p(y | x) of each target by the chain rule, Σ_t log p(y_t | y_1, ..., y_{t-1}, x).
 
         Args:
@@ -284,7 +307,7 @@ class Seq2Seq(keras.Model):
         logits, _ = self.decoder(tokens, state, labels != PADDING)
         return -ops.sum(ops.where(labels == PADDING, 0, crossentropies(labels, logits)), axis=1)
 
-    def attention_weights(self, source, target, batch_size=128):
+    def attention_weights(self, source: ArrayLike | State, target: ArrayLike, batch_size: int = 128) -> np.ndarray:
         """How much each step of the decoder attends to each source token: α, (B, T' - 1, T_x).
 
         Row t is of the step that reads target[:, t] and is asked for target[:, t + 1].  It sums to 1; padding of the
@@ -319,7 +342,7 @@ class Seq2Seq(keras.Model):
 
     def _fitting(self, state):
         sizes = [[s.shape[-1] for s in states] for states in state.layers], [a.shape[-1] for a in state.memory[:1]]
-        layers = [[layer.cell.units] * len(layer.cell.equations.states) for layer in self.decoder.recurrent]
+        layers = [list(layer.cell.widths.values()) for layer in self.decoder.recurrent]
         expected = layers, [] if self.decoder.attention is None else [self.encoder.features]
         if sizes != expected:
             raise ValueError(
@@ -332,6 +355,8 @@ class Seq2Seq(keras.Model):
         """function(*fixed, ...): on TensorFlow one graph, made anew only for sizes of another kind."""
         if keras.backend.backend() != "tensorflow":
             return functools.partial(function, *fixed)
+        import tensorflow as tf
+
         key = function.__name__, *fixed
         if key not in self._functions:
             # A partial, since TensorFlow counts the graphs of all functions that share their code, and warns.
@@ -341,13 +366,17 @@ class Seq2Seq(keras.Model):
 
     # Saving.
 
-    def get_config(self):
-        cell = self._own["cell"]
-        cell = keras.saving.serialize_keras_object(cell) if isinstance(cell, KINDS) else cell_name(cell)
+    def get_config(self) -> dict[str, Any]:
+        cell, names = self._own["cell"], {kind: name for name, kind in LAYERS.items()}
+        if isinstance(cell, type):
+            kind = layer_class(cell)
+            cell = names[kind] if kind in names else kind.cell_class(self._own["units"])
+        if not isinstance(cell, str):
+            cell = keras.saving.serialize_keras_object(cell)
         return {**super().get_config(), **self._own, "cell": cell}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         cell = config["cell"]
         return cls(
             **{**config, "cell": keras.saving.deserialize_keras_object(cell) if isinstance(cell, dict) else cell}
@@ -376,9 +405,12 @@ def _check(own):
         if not isinstance(size, numbers.Integral) or size < 1:
             raise ValueError(f"Seq2Seq expects {name} to be a positive integer, received {size!r}.")
     cell = own["cell"]
-    if not isinstance(cell, KINDS) and cell_name(cell) is None:
-        raise ValueError(f"Seq2Seq expects cell to be one of {tuple(LAYERS)}, or a cell of ours, received {cell!r}.")
-    if isinstance(cell, KINDS) and cell.units != own["units"]:
+    if layer_class(cell) is None:
+        raise ValueError(
+            f"Seq2Seq expects cell to be one of {tuple(LAYERS)}, or a cell of ours, received {cell!r}. A cell of your "
+            "own needs a layer: class MyLayer(Recurrent), with cell_class = MyCell."
+        )
+    if isinstance(cell, RecurrentCell) and cell.units != own["units"]:
         raise ValueError(f"Seq2Seq expects a cell of {own['units']} units, as its layers have, received {cell.units}.")
     if own["attention"] not in ATTENTION:
         raise ValueError(f"Seq2Seq expects attention to be one of {ATTENTION}, received {own['attention']!r}.")

@@ -14,7 +14,7 @@ from keras import ops
 from table import CELLS, DTYPE, B, D, N, T, arrays, assert_close, batch, build, gradients, make
 
 import keras_gated as kg
-from keras_gated.cells.recurrent import CELL_OPTIONS
+from keras_gated.cells.options import CellOptions
 
 
 @pytest.fixture(params=["rnn_tanh", "lstm", "gru", "gru_reset_after"])
@@ -142,7 +142,7 @@ SET_BY_BIDIRECTIONAL = {"go_backwards", "zero_output_for_mask", "name"}
 def test_bidirectional_keeps_every_option(kind):
     own = [p for p in inspect.signature(kind.__init__).parameters if p not in ("self", "units", "options")]
     of_rnn = set(inspect.signature(keras.layers.RNN.__init__).parameters) - {"self", "cell", "kwargs"}
-    assert set(OTHER) >= {*own, *CELL_OPTIONS, *of_rnn} - SET_BY_BIDIRECTIONAL
+    assert set(OTHER) >= {*own, *CellOptions.__annotations__, *of_rnn} - SET_BY_BIDIRECTIONAL
     names = [*own, *(name for name in OTHER if name not in ("activation", "forget_bias", "reset_after"))]
     default = kind(3).get_config()
     for name in names:

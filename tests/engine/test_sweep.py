@@ -1,23 +1,18 @@
-"""The engine's own choices: whatever they are, the numbers stay the same."""
+"""The engine's own choices: whatever they are, the numbers stay those of Keras's loop over the same equations."""
 
 import os
-import subprocess
-import sys
-from functools import partial
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from table import CELLS, D, N, assert_close, batch, build, loop_of, make, values_and_gradients
+from synthetic import EQUATIONS, arguments, built
+from table import assert_close
 
 import keras_gated as kg
-from keras_gated.engine import compilation as lane, scan as program, sweep
+from keras_gated.engine import compilation, scan, segments, shards, sweep
 
-
-@pytest.fixture(params=["rnn_tanh", "lstm", "gru", "gru_reset_after"])
-def cell(request):
-    return CELLS[request.param]
+D, N, M = 2, 3, 2
 
 
 @pytest.fixture
@@ -25,12 +20,12 @@ def choose(monkeypatch):
     """Forces a choice of the engine, and forgets what was traced under another one."""
 
     def forget():
-        sweep._traced.cache_clear()
-        lane._graph.cache_clear()
+        sweep._eager.cache_clear()
+        compilation.forget()
 
     def choose(**constants):
         for name, value in constants.items():
-            (module,) = (m for m in (program, lane, sweep) if hasattr(m, name))
+            (module,) = (m for m in (scan, segments, shards) if hasattr(m, name))
             monkeypatch.setattr(module, name, value)
         forget()
 
@@ -38,108 +33,152 @@ def choose(monkeypatch):
     forget()
 
 
-BLOCKS = dict(LARGE_BYTES=0, BLOCK=1)  # U cut into blocks of columns, for FEW_ROWS
+def loop_of(layer):
+    names = ("return_sequences", "return_state", "go_backwards", "zero_output_for_mask", "dtype")
+    config = layer.get_config()
+    return keras.layers.RNN(layer.cell, **{name: config[name] for name in names})
+
+
+def results(run, layer, x, states, mask, training=True):
+    """Outputs and final states, and the gradients of a loss in which each has a weight of its own."""
+    layer.cell.seed_generator.state.assign([1, 2])
+    tensors = [tf.convert_to_tensor(x), *map(tf.convert_to_tensor, states)]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        outputs = run(tensors[0], initial_state=tensors[1:], mask=mask, training=training)
+        total = tf.add_n([tf.reduce_sum(tf.sin((1.3 + k) * y)) for k, y in enumerate(outputs)])
+    return [*outputs, *tape.gradient(total, [*tensors, *layer.trainable_variables])]
+
+
+def traced(layer, B, T, masked=True, D=D):
+    """The same as a graph for known or unknown sizes."""
+    states = [tf.TensorSpec((B, n), tf.float64) for n in layer.cell.widths.values()]
+    mask = [tf.TensorSpec((B, T), tf.bool)] * masked
+    signature = [tf.TensorSpec((B, T, D), tf.float64), states, *mask]
+
+    @tf.function(input_signature=signature, autograph=False)
+    def run(x, states, mask=None):
+        return results(layer, layer, x, states, mask)
+
+    return run
+
+
+FULL = dict(return_sequences=True, return_state=True, dtype="float64")
+DROPOUT = dict(dropout=0.3, recurrent_dropout=0.3, seed=1)
+BLOCKS = dict(LARGE_BYTES=0, BLOCK=1, FEW_ROWS=(2, 64))
+CHUNKED = dict(WHOLE_BYTES=0, CHUNK_BYTES=1, SMALLEST_BATCH=1, SMALLEST_INFERENCE=0)
+CHOICES = {
+    "4 steps a chunk, 2 shards": (CHUNKED, {**FULL, **DROPOUT, "go_backwards": True}, True),
+    "some more steps, 1 shard": (dict(WHOLE_BYTES=0, CHUNK_BYTES=5_000, SMALLEST_BATCH=1000), FULL, False),
+    "one chunk, blocks": ({**CHUNKED, "CHUNK_BYTES": 1 << 30, **BLOCKS}, {**FULL, **DROPOUT}, False),
+    "no chunks, last output": (dict(SMALLEST_BATCH=1), {**FULL, "return_sequences": False}, True),
+    "zeros where masked": (CHUNKED, {**FULL, "zero_output_for_mask": True}, True),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_chunks_shards_and_blocks_change_nothing(name, rng, choose):
+    choice, options, masked = CHOICES[name]
+    choose(**choice)
+    layer = built(rng, **options)
+    x, states, mask = arguments(rng, B=9, T=23)  # neither shards nor chunks come out even
+    mask = mask if masked else None
+    expected = results(loop_of(layer), layer, x, states, mask)
+    assert_close(traced(layer, 9, 23, masked)(x, states, *([mask] * masked)), expected, 1e-10)
+    inferred = tf.function(layer, autograph=False)(tf.constant(x), mask=mask)
+    assert_close(inferred, loop_of(layer)(tf.constant(x), mask=mask), 1e-10)
 
 
 @pytest.mark.parametrize(
-    "choice",
-    [
-        dict(WHOLE_BYTES=0, CHUNK_BYTES=1, SMALLEST_BATCH=1),
-        dict(WHOLE_BYTES=0, CHUNK_BYTES=5_000, SMALLEST_BATCH=1000),
-        dict(WHOLE_BYTES=0, CHUNK_BYTES=1 << 30, SMALLEST_BATCH=1, **BLOCKS),
-        dict(WHOLE_BYTES=1 << 30, SMALLEST_BATCH=1),
-    ],
-    ids=["4 steps, 2 lanes", "some more steps, 1 lane", "a chunk of all steps, 2 lanes, blocks", "no chunks, 2 lanes"],
+    ("B", "T"),
+    [(None, None), pytest.param(None, 6, marks=pytest.mark.slow), pytest.param(9, None, marks=pytest.mark.slow)],
 )
-def test_chunks_lanes_and_blocks_change_nothing(cell, rng, choose, choice):
-    choose(SMALLEST_INFERENCE=0, **choice)
-    given = batch(cell, rng, size=9, length=23)  # neither lanes nor chunks come out even
-    layer = make(cell, rng, go_backwards=True, dropout=0.3, recurrent_dropout=0.3, seed=1)
-    seed = np.asarray(layer.cell.seed_generator.state)
-    results = []
-    for run in (layer, loop_of(layer)):
-        layer.cell.seed_generator.state.assign(seed)
-        results.append(values_and_gradients(run, layer, given, given.mask))
-    for ours, theirs in zip(*results, strict=True):
-        assert_close(ours, theirs, 1e-10)
-    inferred = [run(tf.constant(given.x), mask=tf.constant(given.mask)) for run in (layer, loop_of(layer))]
-    assert_close(*inferred, 1e-10)
+def test_sizes_that_only_the_running_graph_knows(B, T, rng, choose):
+    """Segments of time: less than one, exactly one, several and a rest; shards that share rows, or hold one each."""
+    choose(SEGMENT=7, **CHUNKED, **BLOCKS)
+    layer = built(rng, **FULL, **DROPOUT, go_backwards=True)
+    run = traced(layer, B, T)
+    for size, length in [(1, 6), (9, 7), (9, 23), (35, 6)]:
+        if (B or size, T or length) == (size, length):
+            x, states, mask = arguments(rng, size, length)
+            expected = results(loop_of(layer), layer, x, states, mask)
+            assert_close(run(x, states, mask), expected, 1e-10)
 
 
-@pytest.mark.parametrize(
-    ("name", "known"),
-    [
-        ("gru_reset_after", (None, None)),
-        ("lstm", (None, 6)),
-        ("gru", (9, None)),
-    ],
-)
-def test_unknown_batch_and_time(name, rng, choose, known):
-    choose(WHOLE_BYTES=0, CHUNK_BYTES=1, FEW_ROWS=(2, 64), **BLOCKS)  # and no mask: the outputs do for h
-    cell = CELLS[name]
-    layer = build(cell.layer(dtype="float64", return_sequences=True), rng)
+def test_outputs_that_can_be_reused_are_not_kept_twice(rng, choose):
+    """Without a mask in float64 the outputs are h: over segments and chunks the same gradients come of them."""
+    choose(SEGMENT=7, **CHUNKED)
+    layer = built(rng, **{**FULL, "return_state": False})
+    x = rng.normal(size=(5, 16, D))
 
-    @tf.function(input_signature=[tf.TensorSpec((*known, D), tf.float64)], autograph=False)
-    def traced(x):
-        assert layer(x).shape[:2] == known
-        return values_and_gradients_of(layer, x)
-
-    def values_and_gradients_of(run, x):
+    @tf.function(input_signature=[tf.TensorSpec((None, None, D), tf.float64)], autograph=False)
+    def run(x):
         with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = run(x, training=True)
+            y = layer(x, training=True)
             total = tf.reduce_sum(tf.sin(y))
-        return [y, *tape.gradient(total, [x, *layer.trainable_variables])]
+        return [y, *tape.gradient(total, layer.trainable_variables)]
 
-    for size, length in [(1, 6), (9, 1), (9, 30), (3, 30), (7, 6), (8, 6), (3, 6)]:
-        if (known[0] or size, known[1] or length) == (size, length):
-            x = tf.constant(rng.normal(size=(size, length, D)))
-            assert_close(traced(x), values_and_gradients_of(loop_of(layer), x), 1e-10)
+    with tf.GradientTape() as tape:
+        y = loop_of(layer)(tf.constant(x), training=True)
+        total = tf.reduce_sum(tf.sin(y))
+    assert_close(run(x), [y, *tape.gradient(total, layer.trainable_variables)], 1e-10)
 
 
-@pytest.mark.parametrize(
-    ("name", "sequences", "whole_bytes"),
-    [
-        ("rnn_tanh", True, 0),
-        ("lstm", True, 1 << 30),
-        ("lstm", False, 0),
-        ("gru", True, 1 << 30),
-        ("gru_reset_after", True, 0),
-    ],
-)
-def test_spans_of_time_change_nothing(name, rng, choose, sequences, whole_bytes):
-    """Where T is unknown, one program runs over it span by span: less than one, exactly one, several and a rest."""
-    choose(SPAN=7, WHOLE_BYTES=whole_bytes, CHUNK_BYTES=1, SMALLEST_BATCH=2)
-    cell = CELLS[name]
-    options = dict(return_sequences=sequences, go_backwards=True, dropout=0.3, recurrent_dropout=0.3, seed=1)
-    layer = make(cell, rng, **options)
-    seed = np.asarray(layer.cell.seed_generator.state)
+@pytest.mark.parametrize("way", ["eager", "jit", "without training"])
+def test_ways_to_run(way, rng):
+    """jit: one program of all.  Without training nothing is stored, and the gradient runs forward again."""
+    layer = built(rng, **FULL)
+    x, states, mask = arguments(rng, B=5, T=4)
+    expected = results(loop_of(layer), layer, x, states, mask)
+    run = tf.function(results, autograph=False, jit_compile=True) if way == "jit" else results
+    assert_close(run(layer, layer, x, states, mask, way != "without training"), expected, 1e-10)
 
-    def run(x, states, mask, way=layer):
+
+def test_the_gradient_of_a_gradient_is_that_of_the_loop(rng):
+    layer = built(rng, **FULL, **DROPOUT, go_backwards=True)
+    x, states, mask = arguments(rng, B=3, T=2)
+
+    def penalty_gradients(run):
         with tf.GradientTape() as tape:
-            tape.watch([x, *states])
-            results = way(x, initial_state=states, mask=mask, training=True)
-            total = tf.add_n([tf.reduce_sum(tf.sin(a)) for a in results])
-        return [*results, *tape.gradient(total, [x, *states, *layer.trainable_variables])]
+            tape.watch(tensor := tf.constant(x))
+            first = results(run, layer, tensor, states, mask)[3:]
+            penalty = tf.add_n([tf.reduce_sum(g**2) * (1 + k) for k, g in enumerate(first)])
+        return tape.gradient(penalty, [tensor, *layer.trainable_variables])
 
-    states = [tf.TensorSpec((None, N), tf.float64)] * len(layer.cell.equations.states)
-    signature = [tf.TensorSpec((None, None, D), tf.float64), states, tf.TensorSpec((None, None), tf.bool)]
-    spans = tf.function(run, input_signature=signature, autograph=False)
-    infer = tf.function(lambda x, mask: layer(x, mask=mask), input_signature=signature[::2], autograph=False)
-    loop = partial(run, way=loop_of(layer))
-    for size, length in [(7, 3), (7, 7), (3, 14), (5, 23)]:  # and lanes filled up, or with rows in common
-        given = batch(cell, rng, size=size, length=length)
-        results = []
-        for way in (spans, loop):
-            layer.cell.seed_generator.state.assign(seed)
-            results.append(way(tf.constant(given.x), [tf.constant(s) for s in given.states], tf.constant(given.mask)))
-        assert_close(*results, 1e-10)
-        x, mask = tf.constant(given.x), tf.constant(given.mask)
-        assert_close(infer(x, mask), loop_of(layer)(x, mask=mask), 1e-10)
+    assert_close(penalty_gradients(layer), penalty_gradients(loop_of(layer)), 1e-9)
+
+
+def test_perturbations_see_the_total_gradient_and_change_no_bit(rng):
+    """Of both states, against the loop's; and values and gradients are those of the run without."""
+    layer = built(rng, **FULL, go_backwards=True)
+    x, states, mask = arguments(rng, B=5, T=4)
+    unrolled = built(rng, **FULL, go_backwards=True, unroll=True)
+    unrolled.set_weights(layer.get_weights())
+
+    @tf.function(autograph=False)
+    def run(layer, perturbed):
+        zeros = tf.zeros((5, 4, 2), tf.float64)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(zeros)
+            last, outputs, finals = layer.inner_loop(
+                tf.constant(x), [tf.constant(s) for s in states], mask, True, perturbation=zeros if perturbed else None
+            )
+            total = tf.reduce_sum(tf.sin(outputs)) + tf.reduce_sum(tf.cos(finals[1]))
+        gradients = tape.gradient(total, layer.trainable_variables)
+        return [outputs, *finals, *gradients], tape.gradient(total, zeros) if perturbed else None
+
+    plain, _ = run(layer, False)
+    watched, norms = run(layer, True)
+    assert_close(watched, plain, 0)
+    assert_close([norms], [run(unrolled, True)[1]], 1e-10)
+    assert np.all((np.asarray(norms) > 0).any(axis=(0, 1)))
+
+
+# Shards.
 
 
 @pytest.mark.parametrize(
-    ("cores", "threads", "size", "infer", "lanes"),
+    ("cores", "threads", "size", "infer", "expected"),
     [
         (2, 0, 32, False, 2),
         (2, 0, 31, False, 2),
@@ -151,71 +190,137 @@ def test_spans_of_time_change_nothing(name, rng, choose, sequences, whole_bytes)
     ],
     ids=["even", "odd", "small", "one core", "one thread", "little to infer", "much to infer"],
 )
-def test_as_many_lanes_as_can_run(monkeypatch, cores, threads, size, infer, lanes):
+def test_as_many_shards_as_can_run(monkeypatch, cores, threads, size, infer, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: threads)
+    sizes = (("units", N), ("memory", M))
+    options = scan.Options(EQUATIONS, features=D, sizes=sizes, sequences=False, save=not infer)
     x = tf.zeros((size, 2, D))
-    equations = CELLS["lstm"].layer().cell.equations
-    options = sweep.Options(equations, features=D, units=N, save=not infer, go_backwards=0, sequences=0, probed=0)
-    cut = [rows.cut(x).shape[0] for rows in sweep._lanes(options, x, sweep._rows(x))]
-    assert len(cut) == lanes and len(set(cut)) == 1
+    rows = [shard.cut(x).shape[0] for shard in shards.shards_of(options, x)]
+    assert len(rows) == expected and len(set(rows)) == 1
 
 
-LENGTHS = """
-import sys, numpy as np, tensorflow as tf, keras_gated as kg
-from keras_gated.engine import compilation as sweep
-layer = kg.GRU(4)
-layer.build((None, None, 3))
-sizes, lengths = eval(sys.argv[1]), eval(sys.argv[2])
+def test_a_batch_is_rounded_by_its_size_alone():
+    for B in [*range(1, 300), 1000, 4096, 5001]:
+        rows = shards.rows_of_shard(B)
+        assert rows == int(shards.rows_of_shard(tf.constant(B)))
+        assert B <= 2 * rows and rows <= B and (B < 8 or rows <= max((B + 1) // 2, 1.125 * B / 2 + 1))
+    assert [shards.rows_of_shard(B) for B in (1, 7, 13, 20, 32, 50, 64, 100, 128, 200)] == [
+        1,
+        7,
+        10,
+        16,
+        26,
+        32,
+        52,
+        64,
+        104,
+    ]
+    assert len({shards.rows_of_shard(B) for B in range(1, 2049)}) == 16 + 6 * 8
 
-@tf.function(input_signature=[tf.TensorSpec((None, None, 3))], autograph=False)
-def step(x):
+
+# What is compiled.
+
+
+def programs_of(call):
+    before = compilation.programs()
+    call()
+    return compilation.programs() - before
+
+
+def train(layer, size, length, features):
+    x = tf.constant(np.ones((size, length, features), "float32"))
     with tf.GradientTape() as tape:
         y = tf.reduce_sum(layer(x, training=True))
     return tape.gradient(y, layer.trainable_variables)
 
-for size in sizes:
-    for length in lengths:
-        step(np.ones((size, length, 3), "float32"))
-print("programs", sweep.programs())
-"""
+
+@pytest.mark.parametrize("lengths", [(1, 20, 63, 64, 65, 130)])
+def test_one_program_forward_and_one_backward_for_every_length(lengths, choose):
+    choose()
+    layer = kg.SimpleRNN(4)
+    assert programs_of(lambda: [train(layer, 9, length, 3) for length in lengths]) == 2
 
 
-@pytest.mark.parametrize(
-    ("sizes", "lengths", "compiled"),
-    [
-        ((9,), (1, 20, 63, 64, 65, 200, 201), 2),
-        ((10, 9, 4, 1, 7), (5,), 2),
-        ((4, 9), (5,), 3 * 2),
-        ((12, *(2 for _ in range(sweep.FILLED + 1))), (5,), 3 * 2),
-    ],
-    ids=["every length", "odd and short ones", "a small first one leaves a lane empty", "often a short one"],
-)
-def test_what_is_compiled_is_bounded(tmp_path, sizes, lengths, compiled):
-    """XLA itself is asked: one program forward and one backward for all lengths, and for each size of a lane."""
-    command = [sys.executable, "-c", LENGTHS, str(sizes), str(lengths)]
-    environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_pass_re=NONE"}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["programs", "2"]
-    assert len(list(tmp_path.glob("*opaque*before_optimizations.txt"))) == compiled
+def test_both_halves_of_a_bidirectional_share_their_programs(choose):
+    choose()
+    layer = keras.layers.Bidirectional(kg.SimpleRNN(4))
+    assert programs_of(lambda: train(layer, 3, 5, 3)) == 2
 
 
-def test_a_length_that_is_known_stays_known(rng):
+def test_a_perturbation_needs_no_forward_program_of_its_own(choose):
+    choose()
+    layer = kg.SimpleRNN(4, return_sequences=True)
+    train(layer, 3, 5, 2)
+
+    def watched():
+        x, zeros = tf.ones((3, 5, 2)), tf.zeros((3, 5, 1))
+        with tf.GradientTape() as tape:
+            tape.watch(zeros)
+            _, y, _ = layer.inner_loop(x, layer.get_initial_state(3), None, True, perturbation=zeros)
+        return tape.gradient(y, zeros)
+
+    assert programs_of(watched) == 1
+
+
+def test_a_length_that_is_known_stays_known(rng, choose):
     """Each has a program of its own, whatever others there were before."""
-    layer, before = build(kg.GRU(3), rng), sweep.programs()
+    choose()
+    layer = built(rng, return_sequences=False)
     for length in range(4, 7):
         x = tf.constant(rng.normal(size=(2, length, D)), tf.float32)
-        traced = tf.function(layer, input_signature=[tf.TensorSpec(x.shape)], autograph=False)
-        assert_close([traced(x)], [keras.layers.RNN(layer.cell)(x)])
-    assert sweep.programs() == before + 3
+        graph = tf.function(layer, input_signature=[tf.TensorSpec(x.shape)], autograph=False)
+        assert_close([graph(x)], [keras.layers.RNN(layer.cell)(x)])
+    assert compilation.programs() == 3
 
 
-def test_layers_of_several_sizes_live_in_one_process(rng):
-    """They share what is compiled for the same sizes, and nothing else."""
-    for features, units in [(3, 2), (5, 4), (3, 4)]:
-        layer = kg.GRU(units)
-        layer.build((None, None, features))
-        traced = tf.function(layer, input_signature=[tf.TensorSpec((None, None, features))], autograph=False)
-        x = rng.normal(size=(2, 4, features)).astype("float32")
-        assert_close([traced(x), layer(x)], [keras.layers.RNN(layer.cell)(x)] * 2)
+def test_what_is_kept_is_bounded(choose, monkeypatch):
+    choose()
+    assert compilation._graph.cache_info().maxsize and compilation._program.cache_info().maxsize
+    assert sweep._eager.cache_info().maxsize
+
+
+# No history.
+
+
+def bits(tensors):
+    return [np.asarray(t).tobytes() for t in tensors]
+
+
+SHAPES = [(13, 5), (40, 5), (13, 9), (1, 5)]
+
+
+@pytest.mark.parametrize("way", ["eager", pytest.param("graph of unknown sizes", marks=pytest.mark.slow)])
+def test_the_same_inputs_give_the_same_bits_in_any_order(way, rng, choose):
+    """Of training and inference, whatever was called before."""
+    layer = kg.GRU(4, return_sequences=True)
+    layer.build((None, None, 3))
+    data = {shape: rng.normal(size=(*shape, 3)).astype("float32") for shape in SHAPES}
+
+    def run_all(order):
+        choose()
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                y = layer(x, training=True)
+                total = tf.reduce_sum(tf.sin(y))
+            return [y, layer(x), *tape.gradient(total, layer.trainable_variables)]
+
+        if way != "eager":
+            step = tf.function(step, autograph=False, input_signature=[tf.TensorSpec((None, None, 3))])
+        return {shape: bits(step(tf.constant(data[shape]))) for shape in order}
+
+    forth = run_all(SHAPES)
+    assert run_all(SHAPES[::-1]) == forth
+
+
+def test_the_engine_keeps_no_state_in_the_graph(rng):
+    """No table, no variable: what a graph computes follows from its inputs, and a SavedModel has nothing to restore."""
+    layer = kg.GRU(4)
+    layer.build((None, None, 3))
+    graph = tf.function(lambda x: layer(x, training=True), autograph=False).get_concrete_function(
+        tf.TensorSpec((None, None, 3))
+    )
+    kinds = {op.type for op in graph.graph.get_operations()}
+    kinds |= {node.op for f in graph.graph.as_graph_def().library.function for node in f.node_def}
+    assert not [kind for kind in kinds if "Table" in kind or "Assign" in kind]

@@ -1,10 +1,12 @@
 """Teacher forcing, and the loss and the metrics over valid tokens."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
 from keras import ops
-from table import arrays
+from table import arrays, gradients
 
 from keras_gated.seq2seq.metrics import Perplexity, SequenceAccuracy, TokenAccuracy, TokenCrossentropy
 from keras_gated.seq2seq.tokens import arranged, array, pair, target_array, teacher_forcing
@@ -44,6 +46,58 @@ def test_the_mean_is_over_valid_tokens(rng):
         assert float(Perplexity()(y_true, y_pred)) == pytest.approx(np.exp(terms[valid].mean()), rel=1e-6)
     weighted = float(loss(y_true, masked(logits, [[True, False, True]]), sample_weight=np.array([[3.0, 9, 0.5]])))
     assert weighted == pytest.approx((3 * terms[0] + 0.5 * terms[2]) / 2, rel=1e-6)  # Keras divides by the number
+
+
+def ours_and_keras(y_true, logits, sample_weight=None, mask=None, **options):
+    """Value and gradient in the logits of our loss, and of Keras's, which on PyTorch wants a weight for each token."""
+    kerass = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0, **options)
+    by_token = None if sample_weight is None else np.array(np.broadcast_to(sample_weight, y_true.shape))
+    results = []
+    for loss, weights in ((TokenCrossentropy(**options), sample_weight), (kerass, by_token)):
+
+        def total(x, loss=loss, weights=weights):
+            layer = keras.layers.Identity(dtype=keras.backend.standardize_dtype(x.dtype))
+            if mask is not None:
+                layer.compute_mask = lambda *_: ops.convert_to_tensor(mask)
+            values = loss(y_true, layer(x), sample_weight=weights)
+            return ops.sum(values), values
+
+        (gradient,), (values,) = gradients(total, [ops.convert_to_tensor(logits)])
+        results.append(arrays([values, gradient]))
+    return results
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", "none", None])
+def test_the_loss_is_that_of_keras_with_a_class_to_ignore(reduction, rng):
+    y_true, logits = rng.integers(1, V, (4, 3)), rng.normal(size=(4, 3, V)).astype("float32")
+    y_true[1, 1:] = y_true[3] = 0
+    dropped = (y_true != 0) & (rng.random((4, 3)) > 0.3)
+    for labels in (y_true, np.zeros_like(y_true)):
+        for mask in (None, labels != 0, dropped & (labels != 0)):
+            for shape in (None, (4, 1), (4, 3)):
+                weights = None if shape is None else rng.random(shape).astype("float32")
+                for dtype in ("float32", "float16"):
+                    both = ours_and_keras(labels, logits.astype(dtype), weights, mask, reduction=reduction)
+                    np.testing.assert_array_equal(both[0][0], both[1][0])
+                    np.testing.assert_array_equal(both[0][1], both[1][1])
+
+
+def test_where_the_loss_is_not_that_of_keras(rng):
+    """If these were equal too, Keras's loss could replace ours."""
+    y_true, logits = np.array([[3, 2, 0], [2, 0, 0], [1, 4, 5]]), rng.normal(size=(3, 3, V)).astype("float32")
+    weights = np.array([0.0, 1.0, 3.0], "float32")
+    by_row = float(TokenCrossentropy()(y_true, logits, weights))
+    assert by_row == float(TokenCrossentropy()(y_true, logits, weights[:, None]))
+    with contextlib.suppress(RuntimeError):  # PyTorch refuses what TensorFlow and JAX take for weights of three times
+        kerass = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+        assert by_row != pytest.approx(float(kerass(y_true, logits, weights)), rel=1e-2)
+
+    ours, kerass = ours_and_keras(y_true, logits, mask=np.ones((3, 3), bool))
+    assert np.all(ours[1][0, 2] != 0) and np.all(kerass[1][0, 2] == 0)
+
+    y_true, logits = np.array([[2049]]), rng.normal(size=(1, 1, 4000)).astype("float32")
+    ours, kerass = ours_and_keras(y_true, logits, dtype="float16")
+    assert ours[1][0, 0].argmin() == 2049 and kerass[1][0, 0].argmin() == 2048
 
 
 def test_an_empty_batch_is_0_and_more_padding_is_nothing(rng):
