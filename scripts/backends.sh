@@ -13,9 +13,10 @@ other=.venv-$1
 stamp=$other/installed
 packages="$packages keras>=3.13,<4 numpy pytest pytest-xdist"
 wanted="$PWD: $packages"
-modules=(tests/backends/check_backend.py tests/test_laws.py tests/test_contract.py tests/test_layers.py tests/test_weights.py
-  tests/test_attention.py tests/test_tokens.py tests/test_seq2seq.py::test_it_is_the_reference
-  tests/test_seq2seq_training.py::test_every_form_of_data)
+modules=(tests/backends/check_backend.py tests/cells/test_laws.py tests/cells/test_keras_contract.py
+  tests/cells/test_layers.py tests/cells/test_weights.py tests/seq2seq/test_attention.py tests/seq2seq/test_tokens.py
+  tests/seq2seq/test_seq2seq.py::test_it_is_the_reference
+  tests/seq2seq/test_seq2seq_training.py::test_every_form_of_data)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   echo "Installing $packages into $other (once) ..."
   .venv/bin/python -m venv --clear "$other"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Format check, lint, all tests, the quick form of reproduce.py, and the tests that matter with the oldest Keras and on JAX.
-# With arguments: those tests only, as pytest takes them.
+# Format check, lint, and the tests that guard daily work.
+# With --all: every test, the quick form of reproduce.sh, and the tests that matter with the oldest Keras, on JAX and on
+# PyTorch.  With other arguments: those tests only, as pytest takes them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -10,12 +11,20 @@ environment test
 run() {
   .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal "$@"
 }
-if [ $# -gt 0 ]; then
-  run "$@"
-else
-  run tests/test_[a-l]*.py  # in two runs, as a process never gives back the programs that it has compiled
-  run tests/test_[m-z]*.py
+# In several runs, as a process never gives back the programs that it has compiled: none may reach 4 GB.
+if [ $# -eq 0 ]; then
+  run -m 'not slow' tests/engine tests/cells
+  run -m 'not slow' tests --ignore tests/engine --ignore tests/cells
+elif [ "$*" = --all ]; then
+  for folder in tests/*/; do
+    if compgen -G "${folder}test_*.py" >/dev/null; then
+      run "$folder"
+    fi
+  done
   ./scripts/reproduce.sh --quick --out "$(mktemp -d)"  # made anew each time
   ./scripts/oldest.sh
   ./scripts/backends.sh jax
+  ./scripts/backends.sh torch
+else
+  run "$@"
 fi

@@ -14,8 +14,15 @@ SEED = 20
 # over, and Keras and TensorFlow do without the frames that shorten tracebacks.  Each saves a tenth.
 gc.set_threshold(100_000, 20, 20)
 keras.config.disable_traceback_filtering()
-if keras.backend.backend() == "tensorflow":
-    importlib.import_module("tensorflow").debugging.disable_traceback_filtering()
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+if ON_TENSORFLOW:
+    tensorflow = importlib.import_module("tensorflow")
+    tensorflow.debugging.disable_traceback_filtering()
+    # Two logical devices on the one processor, for `replicas`: they can be chosen only before the first operation.
+    (processor,) = tensorflow.config.list_physical_devices("CPU")
+    tensorflow.config.set_logical_device_configuration(
+        processor, [tensorflow.config.LogicalDeviceConfiguration() for _ in range(2)]
+    )
 
 
 @pytest.fixture
@@ -27,9 +34,35 @@ def rng():
 @pytest.fixture
 def tf():
     """TensorFlow, for a test of what there is on that backend alone."""
-    if keras.backend.backend() != "tensorflow":
+    if not ON_TENSORFLOW:
         pytest.skip("of the TensorFlow backend")
-    return importlib.import_module("tensorflow")
+    return tensorflow
+
+
+@pytest.fixture
+def uncompiled():
+    """Every tf.function runs operation by operation: where numbers are compared, nothing has to be compiled for it."""
+    if ON_TENSORFLOW:
+        tensorflow.config.run_functions_eagerly(True)
+    yield
+    if ON_TENSORFLOW:
+        tensorflow.config.run_functions_eagerly(False)
+
+
+@pytest.fixture(scope="session")
+def replicas():
+    """The MirroredStrategy over both logical devices: one a session, as the collectives of two would meet."""
+    if not ON_TENSORFLOW:
+        pytest.skip("of the TensorFlow backend")
+    return tensorflow.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory_is_given_back():
+    """After each module: what Keras remembers of its layers holds models, their graphs and their programs."""
+    yield
+    keras.backend.clear_session()
+    gc.collect()
 
 
 def pytest_collection_modifyitems(items):

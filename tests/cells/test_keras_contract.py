@@ -258,37 +258,27 @@ def test_ragged_input_is_told_what_to_do(cell, tf):
 
 # Several devices.
 
-REPLICAS = """
-import sys, keras, numpy as np, tensorflow as tf
-cpu, *_ = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-import keras_gated as kg
-
-def trained():
-    keras.utils.set_random_seed(0)
-    both = keras.layers.Bidirectional(kg.LSTM(4, return_sequences=True))
-    layers = [keras.layers.Masking(), both, kg.GRU(3, return_sequences=True), kg.SimpleRNN(3), keras.layers.Dense(1)]
-    model = keras.Sequential([keras.Input((6, 3)), *layers])
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    model.fit(x, x[:, 0, :1], batch_size=16, epochs=2, shuffle=False, verbose=0)
-    return model
-
-x = np.random.default_rng(0).normal(size=(48, 6, 3)).astype("float32")
-x[::3, 4:] = 0
-alone = trained()
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-with strategy.scope():
-    together = trained()
-assert together.distribute_strategy.num_replicas_in_sync == 2
-for a, b in zip(alone.get_weights(), together.get_weights(), strict=True):
-    np.testing.assert_allclose(b, a, atol=1e-5)
-"""
-
 
 @pytest.mark.slow
-def test_two_replicas_train_like_one(tf):
-    run = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
+def test_two_replicas_train_like_one(rng, replicas):
+    x = rng.normal(size=(48, 6, 3)).astype("float32")
+    x[::3, 4:] = 0
+
+    def trained():
+        keras.utils.set_random_seed(0)
+        both = keras.layers.Bidirectional(kg.LSTM(4, return_sequences=True))
+        layers = [both, kg.GRU(3, return_sequences=True), kg.SimpleRNN(3), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((6, 3)), keras.layers.Masking(), *layers])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        model.fit(x, x[:, 0, :1], batch_size=16, epochs=2, shuffle=False, verbose=0)
+        return model
+
+    alone = trained()
+    with replicas.scope():
+        together = trained()
+    assert together.distribute_strategy.num_replicas_in_sync == 2
+    for a, b in zip(alone.get_weights(), together.get_weights(), strict=True):
+        np.testing.assert_allclose(b, a, atol=1e-5)
 
 
 # Saving.
@@ -367,6 +357,7 @@ def test_a_new_process_loads_what_was_saved(rng, tmp_path):
         np.testing.assert_allclose(results[key], value, atol=1e-6 if key.endswith("trained") else 1e-7, err_msg=key)
 
 
+@pytest.mark.slow
 def test_without_the_import_loading_is_a_clear_error(rng, tmp_path):
     keras.Sequential([keras.Input((None, D)), kg.LSTM(N)]).save(tmp_path / "model.keras")
     code = "import sys, keras; keras.models.load_model(sys.argv[1])"

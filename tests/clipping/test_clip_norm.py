@@ -1,6 +1,5 @@
 """ClipNorm against gradients clipped by hand in NumPy and given to the bare optimizer."""
 
-import os
 import subprocess
 import sys
 
@@ -8,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tiers import daily
 
 import keras_gated as kg
 from keras_gated import clipping
@@ -62,6 +62,7 @@ MODES = {
     "graph": tf.function,
     "jit": lambda f: tf.function(f, jit_compile=True),
 }
+WAYS = [(mode, per_variable) for mode in MODES for per_variable in (False, True)]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +78,7 @@ def test_gradients_are_clipped_together_or_each(max_norm, per_variable, expected
     assert_close(moved(kg.ClipNorm(SGD(1.0), max_norm, per_variable), [3, 4], [12]), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("per_variable", [False, True])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "per_variable"), daily(WAYS, ("eager", False), ("jit", True)))
 def test_what_is_within_stays_bit_for_bit(mode, per_variable, rng):
     gradients = [rng.normal(size=shape).astype("float32") for shape in [(3, 4), (7,), ()]]
     received = MODES[mode](lambda: clipping.clip([tf.constant(g) for g in gradients], 20, per_variable))()
@@ -106,8 +106,7 @@ def clipped_twice(mode, gradients, max_norms, per_variable):
     return MODES[mode](run)()
 
 
-@pytest.mark.parametrize("per_variable", [False, True])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "per_variable"), daily(WAYS, ("eager", False), ("eager", True), ("jit", False)))
 def test_no_finite_gradient_is_too_large_or_too_small(mode, per_variable):
     """Squares overflow or vanish; beside each stands a gradient that is 0."""
     for size, dtype, max_norm in SIZES:
@@ -232,8 +231,20 @@ def start(rng):
     return [rng.normal(size=shape).astype("float32") for shape in [(ROWS, WIDTH), (3, 4), (4,)]]
 
 
-@pytest.mark.parametrize("per_variable", [False, True])
-@pytest.mark.parametrize("name", MAKE)
+EVERY = [(name, per_variable) for name in MAKE for per_variable in (False, True)]
+COMMON = [
+    ("SGD", False),
+    ("Adam", False),
+    ("Adam", True),
+    ("accumulation", False),
+    ("use_ema", True),
+    ("schedule", False),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "per_variable"), daily(EVERY, *COMMON, *(case for case in EVERY if case == ("MultiOptimizer", True)))
+)
 def test_every_optimizer_steps_as_if_clipped_by_hand(name, per_variable, rng):
     """With an embedding: Keras's Adam squares its repeated rows one by one."""
     values, steps = start(rng), list(some_steps(rng))
@@ -303,8 +314,10 @@ MOVING = {
 }
 
 
-@pytest.mark.parametrize("per_variable", [False, True])
-@pytest.mark.parametrize("make", MOVING)
+@pytest.mark.parametrize(
+    ("make", "per_variable"),
+    daily([(make, each) for make in MOVING for each in (False, True)], ("adam", False), ("accumulation", True)),
+)
 def test_a_bad_step_is_as_if_it_had_not_been(make, per_variable, rng):
     """One element of one variable is enough."""
     steps, values = list(some_steps(rng)), start(rng)
@@ -388,10 +401,20 @@ def norms_of_a_tape(model, x, y, max_norm, per_variable, bad):
     return np.array(raw), np.array(clipped)
 
 
-@pytest.mark.parametrize("per_variable", [False, True])
-@pytest.mark.parametrize("mode", [{"run_eagerly": True}, {"steps_per_execution": 2}, {"jit_compile": True}], ids=str)
-def test_gradient_norms_shows_what_the_optimizer_did(mode, per_variable, rng, tmp_path):
+TRAINED = {
+    "eagerly": {"run_eagerly": True},
+    "two steps an execution": {"steps_per_execution": 2},
+    "jit": {"jit_compile": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "per_variable"),
+    daily([(way, each) for way in TRAINED for each in (False, True)], ("two steps an execution", False), ("jit", True)),
+)
+def test_gradient_norms_shows_what_the_optimizer_did(way, per_variable, rng, tmp_path):
     """Raw before, clipped after, the bad step as it was; and watching changes no bit."""
+    mode = TRAINED[way]
     (x, y), make = data(rng), lambda: kg.ClipNorm(keras.optimizers.Adam(0.1), 1.0, per_variable)
     spoiled = y.copy()
     spoiled[BAD * BATCH] = np.nan
@@ -520,6 +543,7 @@ np.savez(folder + "/trained.npz", *model.get_weights(), *(v.numpy() for v in opt
 """
 
 
+@pytest.mark.slow
 def test_a_new_process_goes_on_where_this_one_stopped(rng, tmp_path):
     x, y = data(rng)
     spoiled = y.copy()
@@ -603,91 +627,95 @@ def test_it_is_registered_and_its_configuration_is_complete():
 
 # Replicas.
 
-REPLICAS = """
-import sys, keras, numpy as np, tensorflow as tf
-sys.path.insert(0, sys.argv[1])
-cpu, *_ = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-import keras_gated as kg
-from test_clipping import MAKE, SGD, a_model, data, fit, rows
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
-def applied(make, start, *steps):
-    "Weights and optimizer after steps, each a list of gradients for either replica."
-    with strategy.scope():
+def applied(replicas, make, start, *steps):
+    """-> weights after the steps, each a list of gradients for either replica, and the optimizer."""
+    with replicas.scope():
         optimizer = make()
-        variables = [keras.Variable(np.array(w, "float32"), name="abc"[i]) for i, w in enumerate(start)]
+        variables = weights(*start)
         optimizer.build(variables)
-    tensors = lambda grads: tuple(g if isinstance(g, tf.IndexedSlices) else tf.constant(g, tf.float32) for g in grads)
-    run = tf.function(lambda grads: strategy.run(lambda g: optimizer.apply(list(g), variables), args=(grads,)))
+
+    def tensors(gradients):
+        return tuple(g if isinstance(g, tf.IndexedSlices) else tf.constant(g, tf.float32) for g in gradients)
+
+    run = tf.function(lambda grads: replicas.run(lambda g: optimizer.apply(list(g), variables), args=(grads,)))
     for step in steps:
-        run(strategy.experimental_distribute_values_from_function(
-            lambda context: tensors(step[context.replica_id_in_sync_group])))
+        run(
+            replicas.experimental_distribute_values_from_function(
+                lambda context, step=step: tensors(step[context.replica_id_in_sync_group])
+            )
+        )
     for v in [*variables, *optimizer.variables]:
         first, second = (part.numpy() for part in v.value.values)
         np.testing.assert_array_equal(first, second)
     return [v.numpy() for v in variables], optimizer
 
-# Summed before clipping: 20 and 9.5 are both clipped to 1.
-for nonfinite in ("skip", "propagate"):
+
+@pytest.mark.parametrize("nonfinite", ["skip", "propagate"])
+def test_gradients_of_two_replicas_are_summed_before_they_are_clipped(nonfinite, replicas):
+    """20 and 9.5 are both clipped to 1."""
     steps = ([[10.0]], [[10.0]]), ([[10.0]], [[-0.5]])
-    (w,), _ = applied(lambda: kg.ClipNorm(SGD(1.0), nonfinite=nonfinite), [[0.0]], *steps)
+    (w,), _ = applied(replicas, lambda: kg.ClipNorm(SGD(1.0), nonfinite=nonfinite), [[0.0]], *steps)
     np.testing.assert_array_equal(w, [-2])
-(w,), _ = applied(lambda: kg.ClipNorm(SGD(1.0), 20), [[0.0]], ([[7.0]], [[4.0]]))
-np.testing.assert_array_equal(w, [-11])
-
-# Rows that both replicas looked up.
-one, two = rows([[1.0], [2.0]], [1, 2], 4), rows([[4.0], [1.0]], [2, 1], 4)
-(w,), _ = applied(lambda: kg.ClipNorm(SGD(1.0)), [np.zeros((4, 1))], ([one], [two]))
-np.testing.assert_allclose(w[:, 0], -np.array([0, 2, 6, 0]) / 40**0.5, rtol=1e-6)
-
-# A step that is bad in one variable of the second replica.
-good, bad = ([[1.0], [2.0, 3.0]], [[2.0], [1.0, 1.0]]), ([[1.0], [2.0, 3.0]], [[2.0], [np.inf, 1.0]])
-for make in (MAKE["use_ema"], MAKE["weight_decay"], MAKE.get("MultiOptimizer", MAKE["Nadam"])):
-    start = [[1.0], [2.0, 3.0]]
-    received, ours = applied(lambda: kg.ClipNorm(make()), start, good, bad, good)
-    expected, undisturbed = applied(lambda: kg.ClipNorm(make()), start, good, good)
-    for a, b in zip(received, expected):
-        np.testing.assert_array_equal(a, b)
-    for a, b in zip(ours.inner_optimizer.variables, undisturbed.inner_optimizer.variables):
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
-    assert (ours.skipped_steps.numpy(), undisturbed.skipped_steps.numpy()) == (1, 0)
-    assert not {"apply", "_all_reduce_sum_gradients"} & set(vars(ours.inner_optimizer))
-
-# Outside of a replica.
-try:
-    with strategy.scope():
-        kg.ClipNorm(SGD(1.0)).apply([tf.constant([1.0])], [keras.Variable([1.0])])
-except ValueError as error:
-    assert "Use strategy.run" in str(error)
-else:
-    raise AssertionError
-
-# model.fit, as in one replica; and half precision, where Keras looks for overflow in the first replica only.
-x, y = data(np.random.default_rng(0))
-make = lambda: kg.ClipNorm(keras.optimizers.Adam(0.1), 0.5)
-alone = fit(a_model(make()), x, y)
-with strategy.scope():
-    together = fit(a_model(make()), x, y)
-for a, b in zip(alone.get_weights(), together.get_weights()):
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-keras.config.set_dtype_policy("mixed_float16")
-with strategy.scope():
-    model = a_model(make())
-assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-y[3] = np.nan
-fit(model, x[:4], y[:4] / 10)  # small, or it would see one
-before = a_model(make()).get_weights()
-for a, b in zip(model.get_weights(), before):
-    np.testing.assert_array_equal(a, b)
-assert model.optimizer.inner_optimizer.skipped_steps.numpy() == 1
-"""
 
 
 @pytest.mark.slow
-def test_two_replicas_make_one_step():
-    run = subprocess.run([sys.executable, "-c", REPLICAS, os.path.dirname(__file__)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
+def test_the_sum_over_two_replicas_stays_as_it_is_within(replicas):
+    (w,), _ = applied(replicas, lambda: kg.ClipNorm(SGD(1.0), 20), [[0.0]], ([[7.0]], [[4.0]]))
+    np.testing.assert_array_equal(w, [-11])
+
+
+@pytest.mark.slow
+def test_rows_that_both_replicas_looked_up_count_as_one(replicas):
+    one, two = rows([[1.0], [2.0]], [1, 2], 4), rows([[4.0], [1.0]], [2, 1], 4)
+    (w,), _ = applied(replicas, lambda: kg.ClipNorm(SGD(1.0)), [np.zeros((4, 1))], ([one], [two]))
+    np.testing.assert_allclose(w[:, 0], -np.array([0, 2, 6, 0]) / 40**0.5, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["use_ema", "weight_decay", "MultiOptimizer" if "MultiOptimizer" in MAKE else "Nadam"])
+def test_a_step_that_is_bad_in_one_variable_of_the_second_replica_is_left_out(name, replicas):
+    good, bad = ([[1.0], [2.0, 3.0]], [[2.0], [1.0, 1.0]]), ([[1.0], [2.0, 3.0]], [[2.0], [np.inf, 1.0]])
+    begin = [[1.0], [2.0, 3.0]]
+    received, ours = applied(replicas, lambda: kg.ClipNorm(MAKE[name]()), begin, good, bad, good)
+    expected, undisturbed = applied(replicas, lambda: kg.ClipNorm(MAKE[name]()), begin, good, good)
+    assert_equal(received, expected)
+    slots = [[v.numpy() for v in o.inner_optimizer.variables] for o in (ours, undisturbed)]
+    assert_equal(*slots)
+    assert (ours.skipped_steps.numpy(), undisturbed.skipped_steps.numpy()) == (1, 0)
+    assert not {"apply", "_all_reduce_sum_gradients"} & set(vars(ours.inner_optimizer))
+
+
+def test_outside_of_a_replica_it_says_where_to_call_it(replicas):
+    with pytest.raises(ValueError, match="Use strategy.run"), replicas.scope():
+        kg.ClipNorm(SGD(1.0)).apply([tf.constant([1.0])], [keras.Variable([1.0])])
+
+
+@pytest.mark.slow
+def test_two_replicas_fit_like_one(rng, replicas):
+    x, y = data(rng)
+    alone = fit(a_model(kg.ClipNorm(keras.optimizers.Adam(0.1), 0.5)), x, y)
+    with replicas.scope():
+        together = fit(a_model(kg.ClipNorm(keras.optimizers.Adam(0.1), 0.5)), x, y)
+    assert_close(together.get_weights(), alone.get_weights(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_bad_second_replica_in_half_precision_is_left_out(rng, replicas):
+    """Where Keras looks for overflow in the first replica alone."""
+    x, y = data(rng)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with replicas.scope():
+            model = a_model(kg.ClipNorm(keras.optimizers.Adam(0.1), 0.5))
+        before = a_model("sgd").get_weights()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    y[3] = np.nan
+    fit(model, x[:4], y[:4] / 10)  # small, or it would see one
+    assert_equal(model.get_weights(), before)
+    assert model.optimizer.inner_optimizer.skipped_steps.numpy() == 1
 
 
 # Arguments.

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import reference
 from table import CELLS, B, D, N, T, batch, build, make
+from tiers import daily
 
 import keras_gated as kg
 from keras_gated import gradients
@@ -80,7 +81,7 @@ def test_the_cell_state_counts_its_way_through_the_output(rng):
         np.testing.assert_allclose(norms, [np.linalg.norm(g[k], axis=1).mean() for g in wanted], rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [kg.LSTM, K.LSTM, kg.GRU, K.GRU, K.SimpleRNN])
+@pytest.mark.parametrize("kind", daily([kg.LSTM, K.LSTM, kg.GRU, K.GRU, K.SimpleRNN], kg.LSTM, K.GRU))
 def test_padded_steps_count_in_no_mean(kind, rng):
     """Short rows alone, without padding, have the norms that they have in the batch."""
     layer = build(kind(N, return_sequences=True, name="layer"), rng)
@@ -112,8 +113,14 @@ def test_measuring_the_loss_leaves_the_model_as_it_was(rng):
 # ‖∂h_t/∂h_k‖.
 
 
-@pytest.mark.parametrize("kind", [kg.SimpleRNN, K.SimpleRNN])
-@pytest.mark.parametrize("units", [5, 70])
+@pytest.mark.parametrize(
+    ("kind", "units"),
+    daily(
+        [(kg.SimpleRNN, 5), (kg.SimpleRNN, 70), (K.SimpleRNN, 5), (K.SimpleRNN, 70)],
+        (kg.SimpleRNN, 70),
+        (K.SimpleRNN, 5),
+    ),
+)
 def test_of_a_linear_layer_it_is_the_norm_of_a_power_of_U(kind, units, rng):
     layer = build(kind(units, activation="linear", dtype="float64"), rng)
     W, U, b = layer.get_weights()
@@ -172,9 +179,9 @@ def test_it_is_the_slope_of_the_reference_and_padding_counts_in_no_mean(name, rn
     assert np.isnan(received[2, :3]).all()
 
 
-@pytest.mark.parametrize("layer", [kg.LSTM(N), kg.GRU(N), kg.GRU(N, reset_after=True), kg.SimpleRNN(N)])
-def test_a_keras_layer_and_keras_loop_give_what_ours_gives(layer, rng):
-    layer = build(layer, rng)
+@pytest.mark.parametrize("name", daily(["lstm", "gru", "gru_reset_after", "rnn_tanh"], "lstm"))
+def test_a_keras_layer_and_keras_loop_give_what_ours_gives(name, rng):
+    layer = build(CELLS[name].layer(), rng)
     x, mask = rng.normal(size=(B, T, D)), rng.random((B, T)) > 0.3
     expected = gradients.state_jacobian_norms(layer, x, mask)
     for other in (kg.weights.to_keras(layer), K.RNN(layer.cell), K.RNN(K.StackedRNNCells([layer.cell]))):
@@ -207,12 +214,18 @@ def test_the_backward_half_of_a_bidirectional_goes_the_other_way(rng):
 # The bound and the spectrum.
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [kg.SimpleRNN(8), K.SimpleRNN(8), kg.SimpleRNN(8, "sigmoid"), kg.SimpleRNN(8, "relu"), K.RNN(kg.SimpleRNNCell(8))],
-)
-def test_the_bound_is_never_exceeded_and_is_not_idle(layer, rng):
-    layer = build(layer, rng)
+BOUNDED = {
+    "tanh": lambda: kg.SimpleRNN(8),
+    "sigmoid": lambda: kg.SimpleRNN(8, "sigmoid"),
+    "relu": lambda: kg.SimpleRNN(8, "relu"),
+    "Keras's": lambda: K.SimpleRNN(8),
+    "in Keras's loop": lambda: K.RNN(kg.SimpleRNNCell(8)),
+}
+
+
+@pytest.mark.parametrize("name", daily(BOUNDED, "tanh", "sigmoid", "relu"))
+def test_the_bound_is_never_exceeded_and_is_not_idle(name, rng):
+    layer = build(BOUNDED[name](), rng)
     lags = np.arange(10)[:, None] - np.arange(10)
     for scale in (0.2, 1.0, 2.0):
         layer.set_weights([w if i != 1 else scale * w for i, w in enumerate(layer.get_weights())])
@@ -293,13 +306,20 @@ def test_a_layer_without_a_forget_gate_has_no_carousel(rng):
 # The double sum.
 
 
-@pytest.mark.parametrize("name", ["rnn_tanh", "lstm", "gru", "gru_reset_after"])
+OPTIONS = [
+    (name, option)
+    for name in ("rnn_tanh", "lstm", "gru", "gru_reset_after")
+    for option in ("return_sequences", "go_backwards", "zero_output_for_mask")
+]
+
+
 @pytest.mark.parametrize(
-    "options", [{"return_sequences": True}, {"go_backwards": True}, {"zero_output_for_mask": True}]
+    ("name", "option"),
+    daily(OPTIONS, ("lstm", "return_sequences"), ("gru", "go_backwards"), ("rnn_tanh", "zero_output_for_mask")),
 )
-def test_the_terms_add_up_to_the_gradient(name, options, rng):
+def test_the_terms_add_up_to_the_gradient(name, option, rng):
     """Of a model with a mask, in which the layer's outputs are used as they come."""
-    cell = CELLS[name]
+    cell, options = CELLS[name], {option: True}
     layers = [cell.layer(dtype="float64", name="ours", **{"return_sequences": False, **options})]
     if name != "rnn_tanh" or not options.get("zero_output_for_mask"):
         layers.append(kg.weights.to_keras(build(layers[0], rng)))

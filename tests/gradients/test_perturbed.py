@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from table import B, D, N, T, build
+from tiers import daily
 
 import keras_gated as kg
 
@@ -75,9 +76,8 @@ def totals_by_hand(layer, weights, x, mask):
     return np.transpose(norms, (2, 0, 1)) * mask[..., None]
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize(("sequences", "backwards"), [(True, False), (False, True)], ids=["all outputs", "backwards"])
-def test_the_gradient_of_a_probe_is_the_norm_of_the_total_gradient(name, sequences, backwards, rng):
+def probed_and_by_hand(name, sequences, backwards, rng):
+    """-> a function of x: the norms by probe; x; and the norms by hand, of a masked batch."""
     layer = build(LAYERS[name](return_sequences=sequences, go_backwards=backwards, dtype="float64"), rng)
     x, weights, mask = rng.normal(size=(B, T, D)), rng.normal(size=(B, T, N)), rng.random((B, T)) > 0.3
     mask[0] = False
@@ -87,12 +87,31 @@ def test_the_gradient_of_a_probe_is_the_norm_of_the_total_gradient(name, sequenc
     def run(x):
         return norms_by_probe(layer, lambda y: tf.reduce_sum(y * (weights if sequences else weights[:, -1])), x, mask)
 
-    any_length = [tf.TensorSpec((None, None, D), tf.float64)]
-    ways = [run, tf.function(run, jit_compile=True)]
-    ways.append(tf.function(run) if layer.unroll else tf.function(run, input_signature=any_length))
-    expected = totals_by_hand(layer, weights, tf.constant(x), mask)
-    for way in ways:
-        assert np.abs(way(tf.constant(x)) - expected).max() <= 1e-12 * np.abs(expected).max()
+    return run, tf.constant(x), totals_by_hand(layer, weights, tf.constant(x), mask)
+
+
+def assert_equal_to_rounding(received, expected):
+    assert np.abs(received - expected).max() <= 1e-12 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("sequences", "backwards"), [(True, False), (False, True)], ids=["all outputs", "backwards"])
+def test_the_gradient_of_a_probe_is_the_norm_of_the_total_gradient(name, sequences, backwards, rng, uncompiled):
+    run, x, expected = probed_and_by_hand(name, sequences, backwards, rng)
+    assert_equal_to_rounding(run(x), expected)
+
+
+COMPILED = [(name, backwards) for name in LAYERS for backwards in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "backwards"), daily(COMPILED, ("LSTM", False), ("Keras's LSTM", True), ("Keras's GRU unrolled", False))
+)
+def test_compiled_or_not_the_gradient_of_a_probe_is_the_same(name, backwards, rng):
+    run, x, expected = probed_and_by_hand(name, not backwards, backwards, rng)
+    any_length = {} if "unrolled" in name else {"input_signature": [tf.TensorSpec((None, None, D), tf.float64)]}
+    for way in (run, tf.function(run, jit_compile=True), tf.function(run, **any_length)):
+        assert_equal_to_rounding(way(x), expected)
 
 
 def test_cells_stacked_in_one_layer_have_a_probe_each(rng):
@@ -126,7 +145,7 @@ def test_a_linear_recurrence_multiplies_the_gradient_step_by_step(rng):
     np.testing.assert_allclose(norms_by_probe(layer, tf.reduce_sum, x)[0, :, 0], [13, 4, 1])
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", daily(LAYERS, "LSTM", "Keras's LSTM"))
 def test_a_probe_changes_no_value_and_no_gradient(name, rng):
     dropout = {} if "Cell" in name else {"dropout": 0.2, "recurrent_dropout": 0.2, "seed": 1}
     layer = build(LAYERS[name](return_sequences=True, **dropout), rng)

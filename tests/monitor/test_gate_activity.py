@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiers import daily
 
 import keras_gated as kg
 
@@ -22,14 +23,17 @@ def data(rng):
 
 @pytest.fixture
 def model(rng):
-    layers = [
-        K.Masking(),
-        K.Bidirectional(kg.LSTM(4, return_sequences=True, dropout=0.5, seed=1), name="both"),
-        K.GRU(3, return_sequences=True, name="theirs"),
-        kg.SimpleRNN(3),
-        K.Dense(1),
-    ]
-    model = keras.Sequential([keras.Input((None, D)), *layers])
+    both = K.Bidirectional(kg.LSTM(4, return_sequences=True, dropout=0.5, seed=1), name="both")
+    return compiled(both, K.GRU(3, return_sequences=True, name="theirs"), kg.SimpleRNN(3))
+
+
+@pytest.fixture
+def small(rng):
+    return compiled(kg.LSTM(4, return_sequences=True, dropout=0.5, seed=1), K.GRU(3, name="theirs"))
+
+
+def compiled(*layers):
+    model = keras.Sequential([keras.Input((None, D)), K.Masking(), *layers, K.Dense(1)])
     model.compile(keras.optimizers.Adam(0.1), "mse")
     return model
 
@@ -84,7 +88,9 @@ def test_what_is_written_is_what_is_measured(model, data, tmp_path):
     assert len(set(np.round(tags[f"gate/{names[0]}/f/mean"][1], 6))) > 3  # training moved them
 
 
-def test_it_changes_nothing_in_the_training(model, data, tmp_path):
+@pytest.mark.parametrize("name", daily(["small", "model"], "small"))
+def test_it_changes_nothing_in_the_training(name, data, tmp_path, request):
+    model = request.getfixturevalue(name)
     start, trained = model.get_weights(), []
     for callbacks in ([], [kg.GateActivity(tmp_path, data[0][:16], every=2)]):
         model.set_weights(start)
@@ -97,8 +103,8 @@ def test_it_changes_nothing_in_the_training(model, data, tmp_path):
         np.testing.assert_array_equal(plain, watched)
 
 
-def test_every_so_many_steps(model, data, tmp_path):
-    model.fit(*data, batch_size=BATCH, epochs=2, verbose=0, callbacks=[kg.GateActivity(tmp_path, data[0][:4], every=3)])
+def test_every_so_many_steps(small, data, tmp_path):
+    small.fit(*data, batch_size=BATCH, epochs=2, verbose=0, callbacks=[kg.GateActivity(tmp_path, data[0][:4], every=3)])
     steps, _ = written(tmp_path)["gate/theirs/z/mean"]
     assert steps == [0, 3, 6, 9]
 

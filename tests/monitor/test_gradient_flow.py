@@ -2,10 +2,7 @@
 
 import contextlib
 import functools
-import pathlib
 import re
-import subprocess
-import sys
 import warnings
 
 import keras
@@ -14,6 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
+from tiers import daily
 
 import keras_gated as kg
 from keras_gated.gradients.horizon import horizon
@@ -80,7 +78,7 @@ def fit(model, data, log_dir=None, optimizer=None, epochs=1, every=1, extra=(), 
 
 
 def by_hand(model, x, y):
-    """{name: (T,)} of one batch, the mean over the examples that have the step."""
+    """{name: (T,)} of one batch, the mean over the examples that have the step; operation by operation."""
     held = {}
 
     def attach(label, layer, sequences, mask):
@@ -90,6 +88,8 @@ def by_hand(model, x, y):
         return held[call][0]
 
     with tf.GradientTape(persistent=True) as tape, contextlib.ExitStack() as stack:
+        tf.config.run_functions_eagerly(True)
+        stack.callback(tf.config.run_functions_eagerly, False)
         for label, layer in recurrent_layers(model).items():
             stack.enter_context(probed(layer, functools.partial(attach, label, layer)))
         loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
@@ -128,7 +128,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", daily(WAYS, "graph", "jit"))
 def test_every_step_of_every_layer_is_measured_as_by_hand(way, data, rng, tmp_path):
     options = dict(WAYS[way])
     if "accumulation" in options:
@@ -142,17 +142,16 @@ def in_half_precision(cell):
     return keras.Model(x, K.Dense(1, dtype="float32")(K.RNN(cell(3, dtype="mixed_float16"), dtype="mixed_float16")(x)))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: small(dtype="mixed_float16"),
-        lambda: in_half_precision(kg.LSTMCell),
-        lambda: in_half_precision(K.LSTMCell),
-    ],
-    ids=["layers", "RNN of our cell", "RNN of Keras's cell"],
-)
-def test_half_precision_is_measured_unscaled(make, data, rng, tmp_path):
-    model = make()
+HALF = {
+    "layers": lambda: small(dtype="mixed_float16"),
+    "RNN of our cell": lambda: in_half_precision(kg.LSTMCell),
+    "RNN of Keras's cell": lambda: in_half_precision(K.LSTMCell),
+}
+
+
+@pytest.mark.parametrize("name", daily(HALF, "layers"))
+def test_half_precision_is_measured_unscaled(name, data, rng, tmp_path):
+    model = HALF[name]()
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=2.0**10)
     assert_profiles(fit(model, data, tmp_path, optimizer), model, data, rtol=0.05)
 
@@ -188,11 +187,12 @@ def test_a_step_that_applies_twice_has_two_profiles_of_its_own(data, rng, tmp_pa
     np.testing.assert_allclose(flow.profiles["gru"].norms[::2], flow.profiles["gru"].norms[1::2], rtol=1e-6)
 
 
-def test_training_is_the_same_to_the_last_bit(data, rng, tmp_path):
+@pytest.mark.parametrize("make", daily([small, mixed], small))
+def test_training_is_the_same_to_the_last_bit(make, data, rng, tmp_path):
     trained = []
     for log_dir in (None, tmp_path):
         keras.utils.set_random_seed(1)
-        model = mixed()
+        model = make()
         fit(model, data, log_dir, keras.optimizers.Adam(0.01, global_clipnorm=0.1), epochs=3)
         trained.append(model.get_weights())
     for plain, watched in zip(*trained, strict=True):
@@ -244,29 +244,16 @@ def test_charts_are_prepared_for_what_is_written(data, rng, tmp_path):
                 assert any(re.match(pattern, tag) for tag in read.Tags()["tensors"]), pattern
 
 
-REPLICAS = """
-import sys, keras, numpy as np, tensorflow as tf
-sys.path.insert(0, sys.argv[1])
-cpu, *_ = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-from test_flow import SIZE, T, D, assert_profiles, fit, small
-rng = np.random.default_rng(0)
-x = rng.normal(size=(SIZE, T, D)).astype("float32")
-x[3:12, 4:] = 0
-with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-    model = small()
-flow = fit(model, (x, x[:, 0, :1]), sys.argv[2])
-keras.utils.clear_session()
-alone = small()  # with the same names
-alone.set_weights(model.get_weights())
-assert_profiles(flow, alone, (x, x[:, 0, :1]))
-"""
-
-
 @pytest.mark.slow
-def test_the_rows_of_two_replicas_are_one_batch(tmp_path):
-    here = str(pathlib.Path(__file__).parent)
-    subprocess.run([sys.executable, "-c", REPLICAS, here, str(tmp_path)], check=True, timeout=300)
+def test_the_rows_of_two_replicas_are_one_batch(data, replicas, tmp_path):
+    keras.utils.clear_session()
+    with replicas.scope():
+        model = small()
+    flow = fit(model, data, tmp_path)
+    keras.utils.clear_session()
+    alone = small()  # with the same names
+    alone.set_weights(model.get_weights())
+    assert_profiles(flow, alone, data)
 
 
 def test_only_the_layers_asked_for(data, rng, tmp_path):

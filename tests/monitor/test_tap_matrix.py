@@ -9,8 +9,6 @@ dataset of unknown length on several replicas does not train the same weights tw
 import math
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,20 +16,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from monitoring import BATCH, Subclassed, dense, numbers, read
+from tiers import daily
 
 import keras_gated as kg
 
-BATCH, EPOCHS = 8, 2
+EPOCHS = 2
 SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
-needs_several = pytest.mark.skipif(
-    not hasattr(keras.optimizers, "MultiOptimizer"), reason="MultiOptimizer is of Keras 3.15"
-)
-
-
-def numbers():
-    x = np.random.default_rng(0).normal(size=(43, 4, 3)).astype("float32")  # the last batch is short
-    return x, x[:, 0, :1] + x[:, 1, 1:2] ** 2
 
 
 def even():
@@ -44,11 +35,6 @@ def words():
 
 
 # Models.
-
-
-def dense():
-    hidden, out = keras.layers.Dense(4, "tanh", name="hidden"), keras.layers.Dense(1, name="out")
-    return keras.Sequential([keras.Input((4, 3)), keras.layers.Flatten(), hidden, out])
 
 
 def recurrent():
@@ -72,17 +58,6 @@ def frozen():
     model = dense()
     model.layers[1].trainable = False
     return model
-
-
-class Subclassed(keras.Model):
-    """Has no variable before its first step."""
-
-    def __init__(self):
-        super().__init__()
-        self.flat, self.hidden, self.out = keras.layers.Flatten(), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)
-
-    def call(self, x):
-        return self.out(self.hidden(self.flat(x)))
 
 
 class InParts(Subclassed):
@@ -164,7 +139,6 @@ class Case(NamedTuple):
     feed: str = "arrays"
     fits: int = 1  # each of so many epochs less
     around: Callable = lambda folder: ([], [])  # callbacks before and after ours
-    marks: tuple = ()
 
 
 def fit(case, folder, watched, strategy=None):
@@ -250,16 +224,6 @@ def total(gradients):
 
 def steps_each(optimizer):
     return getattr(optimizer, "inner_optimizer", optimizer).gradient_accumulation_steps or 1
-
-
-def read(folder):
-    """-> {tag: (steps, values)} of the run that GradientNorms writes."""
-    events = EventAccumulator(str(folder / "gradients"), size_guidance={"tensors": 0}).Reload()
-    logged = {}
-    for tag in events.PluginTagToContent("scalars"):
-        points = [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(tag)]
-        logged[tag] = tuple(np.transpose(points))
-    return logged
 
 
 def check(case, folder, strategy=None):
@@ -359,7 +323,7 @@ CASES = {
     "accumulation, four, jit": Case(optimizer=micro(clipnorm=0.2), mode={**JIT, **FOUR}),
     "accumulation in ClipNorm": Case(optimizer=lambda: kg.ClipNorm(micro()(), 0.2)),
     "loss_scale_factor": Case(optimizer=lambda: SGD(0.1, loss_scale_factor=256, clipnorm=0.2)),
-    "recurrent, jit": Case(model=recurrent, mode=JIT, optimizer=lambda: SGD(0.1, clipnorm=0.3), marks=pytest.mark.slow),
+    "recurrent, jit": Case(model=recurrent, mode=JIT, optimizer=lambda: SGD(0.1, clipnorm=0.3)),
     "recurrent, four": Case(model=recurrent, mode=FOUR, optimizer=clip()),
     "embedding": Case(model=embedding, data=words, optimizer=lambda: SGD(0.1, global_clipnorm=0.05)),
     "embedding, clipnorm": Case(model=embedding, data=words, optimizer=lambda: SGD(0.1, clipnorm=0.05)),
@@ -371,8 +335,8 @@ CASES = {
     "train_step": Case(model=AllAtOnce, optimizer=clip()),
     "train_step, apply twice": Case(model=InParts, optimizer=lambda: SGD(0.1, clipnorm=0.3), mode=FOUR),
     "train_step, some variables": Case(model=OnlySome, mode=JIT),
-    "several optimizers": Case(optimizer=several, marks=needs_several),
-    "several, chosen late": Case(model=Subclassed, optimizer=several_chosen_late, mode=FOUR, marks=needs_several),
+    "several optimizers": Case(optimizer=several),
+    "several, chosen late": Case(model=Subclassed, optimizer=several_chosen_late, mode=FOUR),
     "generator": Case(feed="generator", mode=FOUR),
     "unknown length": Case(feed="dataset", optimizer=clip()),
     "unknown length, four": Case(feed="dataset", mode=FOUR),
@@ -384,13 +348,32 @@ CASES = {
 }
 
 
+OF_KERAS_3_15 = {"several optimizers", "several, chosen late"}
+DAILY = [
+    "eager",
+    "jit",
+    "four steps an execution, ragged",
+    "clipvalue",
+    "ClipNorm",
+    "accumulation",
+    "recurrent, four",
+    "embedding",
+    "unbuilt",
+    "train_step, apply twice",
+    "several optimizers",
+    "unknown length",
+]
+
+
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("case", [pytest.param(c, id=name, marks=c.marks) for name, c in CASES.items()])
-def test_norms_are_those_of_a_tape(case, tmp_path):
-    check(case, tmp_path)
+@pytest.mark.parametrize("name", daily(CASES, *DAILY))
+def test_norms_are_those_of_a_tape(name, tmp_path):
+    if name in OF_KERAS_3_15 and not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("MultiOptimizer is of Keras 3.15")
+    check(CASES[name], tmp_path)
 
 
-# Two replicas on two logical CPUs, in a process of their own: the devices are chosen when TensorFlow starts.
+# Two replicas.
 
 REPLICATED = {
     "plain": Case(data=even),
@@ -404,58 +387,48 @@ REPLICATED = {
     "recurrent": Case(data=even, model=recurrent, optimizer=lambda: SGD(0.1, clipnorm=0.3)),
 }
 
-ON_TWO = """
-import pathlib, sys, warnings
-sys.path.insert(0, sys.argv[1])
-import tensorflow as tf
-cpu, *_ = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-from test_tap_matrix import *
-folder, strategy = pathlib.Path(sys.argv[2]), tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-for name, case in REPLICATED.items():
-    print(name, flush=True)
-    logged, records = check(case, folder / name, strategy)
+
+@pytest.mark.parametrize("name", daily(REPLICATED, "global_clipnorm"))
+def test_norms_of_two_replicas_are_those_of_a_tape(name, replicas, tmp_path):
+    logged, records = check(REPLICATED[name], tmp_path, replicas)
     parts = np.transpose([logged[f"grad_norm_replica/{r}"][1] for r in (0, 1)])
     np.testing.assert_allclose(records.replicas, parts)
     whole = records.raw[:, None]
     assert np.all(parts > 0) and np.all(parts.sum(1, keepdims=True) > 0.99999 * whole)  # the triangle inequality
     assert not np.allclose(parts[:, 0], parts[:, 1])
 
-# The second replica is not finite.
-x, y = even()
-y[7] = np.inf
-bad = Case(data=lambda: (x, y), optimizer=clip())
-_, norms = fit(bad, folder / "bad", True, strategy)
-records = norms.records
-assert not records.finite[[0, 5]].any() and records.finite.sum() == 8
-np.testing.assert_array_equal(records.updated, records.finite)
-assert np.isfinite(records.replicas[0, 0]) and not np.isfinite(records.replicas[0, 1])
 
-# A name that Keras may lose.
-class Lost(SGD):
+@pytest.mark.slow
+def test_a_second_replica_that_is_not_finite_is_seen(replicas, tmp_path):
+    x, y = even()
+    y[7] = np.inf
+    _, norms = fit(Case(data=lambda: (x, y), optimizer=clip()), tmp_path, True, replicas)
+    records = norms.records
+    assert not records.finite[[0, 5]].any() and records.finite.sum() == 8
+    np.testing.assert_array_equal(records.updated, records.finite)
+    assert np.isfinite(records.replicas[0, 0]) and not np.isfinite(records.replicas[0, 1])
+
+
+class WithoutReduction(SGD):
+    """A Keras whose optimizers sum over replicas under another name."""
+
     def __getattribute__(self, name):
         if name == "_all_reduce_sum_gradients":
             raise AttributeError(name)
         return super().__getattribute__(name)
 
     def _backend_update_step(self, grads, variables, rate):
-        sums = keras.optimizers.Optimizer._all_reduce_sum_gradients(self, zip(grads, [v.value for v in variables]))
-        tf.distribute.get_replica_context().merge_call(
-            self._distributed_tf_update_step, args=(sums, rate))
-
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    _, norms = fit(Case(data=even, optimizer=lambda: Lost(0.1)), folder / "lost", True, strategy)
-told = [str(w.message) for w in told if "Lost._all_reduce_sum_gradients" in str(w.message)]
-assert len(told) == 1 and "grad_norm/clipped and clip_ratio is left out" in told[0], told
-raw, _, _ = manual(Case(data=even), 2)
-np.testing.assert_allclose(norms.records.raw, raw, rtol=1e-5)
-assert "grad_norm/clipped" not in read(folder / "lost")
-"""
+        pairs = zip(grads, [v.value for v in variables], strict=True)
+        sums = keras.optimizers.Optimizer._all_reduce_sum_gradients(self, pairs)
+        tf.distribute.get_replica_context().merge_call(self._distributed_tf_update_step, args=(sums, rate))
 
 
 @pytest.mark.slow
-def test_norms_of_two_replicas_are_those_of_a_tape(tmp_path):
-    here = [sys.executable, "-c", ON_TWO, os.path.dirname(__file__), str(tmp_path)]
-    run = subprocess.run(here, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-500:] + run.stderr[-3000:]
+def test_without_the_name_for_the_sum_over_replicas_the_rest_is_logged(replicas, tmp_path):
+    case, name = Case(data=even, optimizer=lambda: WithoutReduction(0.1)), "WithoutReduction._all_reduce_sum_gradients"
+    with pytest.warns(UserWarning, match=f"{name}.*grad_norm/clipped and clip_ratio is left out") as told:
+        _, norms = fit(case, tmp_path, True, replicas)
+    assert len([w for w in told if name in str(w.message)]) == 1
+    raw, _, _ = manual(Case(data=even), 2)
+    np.testing.assert_allclose(norms.records.raw, raw, rtol=1e-5)
+    assert "grad_norm/clipped" not in read(tmp_path)

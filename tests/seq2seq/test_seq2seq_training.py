@@ -289,35 +289,23 @@ def test_a_new_process_generates_the_same(rng, tmp_path, tf):
         np.testing.assert_allclose(results[key], value, rtol=0 if exact else 1e-5)
 
 
-REPLICAS = """
-import keras, numpy as np, tensorflow as tf
-cpu, *_ = tf.config.list_physical_devices("CPU")
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-import keras_gated as kg
-
-def trained():
-    keras.utils.set_random_seed(0)
-    model = kg.Seq2Seq(8, 8, 4, bidirectional=True, attention="multiplicative")
-    model.compile(keras.optimizers.Adam(0.01))
-    logs = model.fit((source, target), batch_size=16, epochs=2, shuffle=False, verbose=0).history
-    return model, logs
-
-rng = np.random.default_rng(0)
-source = rng.integers(3, 8, (48, 4))
-target = np.concatenate([np.full((48, 1), 1), source[:, ::-1], np.full((48, 1), 2), np.zeros((48, 1), int)], axis=1)
-alone, logs = trained()
-with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-    together, both = trained()
-assert together.distribute_strategy.num_replicas_in_sync == 2
-for a, b in zip(alone.get_weights(), together.get_weights(), strict=True):
-    np.testing.assert_allclose(b, a, atol=1e-5)
-for name, values in logs.items():
-    np.testing.assert_allclose(both[name], values, rtol=1e-4, err_msg=name)
-np.testing.assert_array_equal(together.generate(source, 6).tokens, alone.generate(source, 6).tokens)
-"""
-
-
 @pytest.mark.slow
-def test_two_replicas_train_like_one(tf):
-    run = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
+def test_two_replicas_train_like_one(rng, replicas):
+    source = rng.integers(3, V, (48, 4))
+    edges = [np.full((48, 1), token) for token in (1, 2, 0)]
+    target = np.concatenate([edges[0], source[:, ::-1], *edges[1:]], axis=1)
+
+    def trained():
+        model = make(4, bidirectional=True, attention="multiplicative")
+        model.compile(keras.optimizers.Adam(0.01))
+        return model, model.fit((source, target), batch_size=16, epochs=2, shuffle=False, verbose=0).history
+
+    alone, logs = trained()
+    with replicas.scope():
+        together, both = trained()
+    assert together.distribute_strategy.num_replicas_in_sync == 2
+    for a, b in zip(alone.get_weights(), together.get_weights(), strict=True):
+        np.testing.assert_allclose(b, a, atol=1e-5)
+    for name, values in logs.items():
+        np.testing.assert_allclose(both[name], values, rtol=1e-4, err_msg=name)
+    np.testing.assert_array_equal(together.generate(source, 6).tokens, alone.generate(source, 6).tokens)
