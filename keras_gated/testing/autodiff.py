@@ -29,7 +29,7 @@ def _on_tensorflow(function, tensors, variables):
     with tf.GradientTape() as tape:
         tape.watch(tensors)
         total, *rest = function(*tensors)
-    return tape.gradient(total, [*tensors, *variables], tf.UnconnectedGradients.ZERO), rest
+    return tape.gradient(total, [*tensors, *variables], unconnected_gradients="zero"), rest
 
 
 def _on_jax(function, tensors, variables):
@@ -61,7 +61,7 @@ def _within_on_tensorflow(function, tensors):
     with tf.GradientTape() as tape:
         tape.watch(tensors)
         total, within = function(*tensors)
-    return tape.gradient(total, within, tf.UnconnectedGradients.ZERO)
+    return tape.gradient(total, within, unconnected_gradients="zero")
 
 
 def _within_on_torch(function, tensors):

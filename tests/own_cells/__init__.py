@@ -3,7 +3,7 @@
 from functools import partial
 
 import reference
-from table import N, Cell
+from table import Cell, N
 
 from own_cells.layer_norm_lstm import LayerNormLSTM
 from own_cells.minimal_gated import MinimalGated
