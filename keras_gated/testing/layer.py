@@ -163,10 +163,10 @@ def _inputs(given):
     return [ops.convert_to_tensor(a) for a in (given.x, *given.states)]
 
 
-def _gradient_lines(cell, received, expected):
+def _gradient_lines(cell, received, expected, of="{}"):
     names = ["the gradient of x", *(f"the gradient of the initial state {state}" for state in cell.widths)]
     names += [f"the gradient of the weight {v.name}" for v in cell.trainable_variables]
-    return [Line(*line) for line in zip(names, received, expected, strict=True)]
+    return [Line(of.format(name), a, b) for name, a, b in zip(names, received, expected, strict=True)]
 
 
 def gradient(cell, layer, given):
@@ -177,8 +177,12 @@ def gradient(cell, layer, given):
     )
     compare(cell, "gradient", _lines(cell, outputs, outputs_of_loop), "by keras.layers.RNN(cell)", EXACT)
     compare(cell, "gradient", _gradient_lines(cell, received, expected), "by keras.layers.RNN(cell)", AUTODIFF)
-    if np.any(array(received[0])[~_mask_for_keras(given)]):
+    masked = ~_mask_for_keras(given)
+    if np.any(array(received[0])[masked]):
         raise broken(cell, "masks", "a masked step of x receives a gradient.")
+    filled = _inputs(given._replace(x=np.where(masked[..., None], np.nan, given.x).astype(DTYPE)))
+    again, _ = gradients(_loss_of(layer, layer.cell, given), filled, layer.cell.trainable_variables)
+    compare(cell, "masks", _gradient_lines(cell, again, received, "with NaN at masked steps {}"), "as without", 0)
 
 
 def second_order(cell, layer, given):
