@@ -92,7 +92,7 @@ FUNCTIONS = [
         half_of_da,
         r"half_of_da returns da with the gates f h of shape \(2, 3\).*\(2, 6\) for units",
     ),
-    (MGU, "step_gradient", a_list_of_da, r"a_list_of_da"),
+    (MGU, "step_gradient", a_list_of_da, r"a_list_of_da returns da with the gates f h \(of shape \(2, 3\), of shape"),
     (MGU, "step_gradient", no_d_before, r"no_d_before returns .*as step_gradient it returns da, d_before"),
     (MGU, "step", no_saved, r"no_saved returns .*as step it returns states, saved"),
     (PEEPHOLE, "step", one_state, r"one_state returns 1 arrays as states; .*one for each of h, c"),
@@ -112,7 +112,12 @@ FUNCTIONS = [
     (MGU, "step_gradient", few_arguments, r"few_arguments takes 2 arguments; as step_gradient it receives 4"),
     (PEEPHOLE, "total_gradient", one_total, r"returns 1 arrays as d_states; as total_gradient .* h, c"),
     (MGU, "step", None, r"expect step to be a function, received None"),
-    (PROJECTED, "retained", lambda saved: ops.concatenate([saved.f, saved.i], -1), r"as the factor|the factor with c"),
+    (
+        PROJECTED,
+        "retained",
+        lambda saved: ops.concatenate([saved.f, saved.i], -1),
+        r"returns the factor with c of shape \(2, 6\); as retained it returns of shape \(2, 3\)",
+    ),
 ]
 
 
