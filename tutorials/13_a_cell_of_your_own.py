@@ -125,7 +125,7 @@ print(refusal)
 # %%
 import numpy as np
 
-T, EPOCHS = 60, 12
+T, EPOCHS = 60, 6
 rng = np.random.default_rng(5)
 x, y, _ = kg.tasks.adding(rng, 8_000, T, form="unit")
 baseline = kg.tasks.adding_baseline(T, form="unit")
@@ -160,7 +160,8 @@ for name, of_epochs in losses.items():
 learnt.axhline(baseline, color="0.5", linestyle=":", label="always the mean")
 learnt.set(title="The sum of two numbers out of 60", xlabel="epoch", ylabel="squared error")
 learnt.legend(fontsize="small")
-kept.axhline(T, color="0.5", linestyle=":")
+kept.axhline(T, color="0.5", linestyle="--", label="length of a sequence")
+kept.legend(fontsize="small")
 kept.set(title="What a unit holds, it retains for", xlabel="unit, sorted", ylabel="steps")
 pathlib.Path("logs").mkdir(exist_ok=True)
 figure.savefig("logs/13_a_cell_of_your_own.png", dpi=130)
