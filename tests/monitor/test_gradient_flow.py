@@ -15,7 +15,7 @@ from tiers import daily
 
 import keras_gated as kg
 from keras_gated.gradients.horizon import horizon
-from keras_gated.gradients.perturbed import probed, states
+from keras_gated.gradients.perturbed import perturbed, states
 from keras_gated.gradients.trajectory import recurrent_layers
 from keras_gated.monitor.profiles import ROWS, Profiles, Source, Summary, percentiles, times
 
@@ -91,7 +91,7 @@ def by_hand(model, x, y):
         tf.config.run_functions_eagerly(True)
         stack.callback(tf.config.run_functions_eagerly, False)
         for label, layer in recurrent_layers(model).items():
-            stack.enter_context(probed(layer, functools.partial(attach, label, layer)))
+            stack.enter_context(perturbed(layer, functools.partial(attach, label, layer)))
         loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
     found = {}
     for call, (probe, mask, layer) in held.items():
