@@ -121,6 +121,7 @@ def assert_profiles(flow, model, data, rtol=1e-5):
 
 WAYS = {
     "graph": {},
+    "graph of all kinds": {},
     "eager": {"run_eagerly": True},
     "jit": {"jit_compile": True},
     "two steps an execution": {"steps_per_execution": 2},
@@ -133,7 +134,7 @@ def test_every_step_of_every_layer_is_measured_as_by_hand(way, data, rng, tmp_pa
     options = dict(WAYS[way])
     if "accumulation" in options:
         options["optimizer"] = options["optimizer"](0.0, gradient_accumulation_steps=options.pop("accumulation"))
-    model = mixed() if way == "graph" else small()
+    model = mixed() if way == "graph of all kinds" else small()
     assert_profiles(fit(model, data, tmp_path, **options), model, data)
 
 

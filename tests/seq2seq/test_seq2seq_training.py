@@ -7,12 +7,14 @@ import keras
 import numpy as np
 import pytest
 from table import arrays, assert_close
+from tiers import daily
 
 import keras_gated as kg
 from keras_gated.seq2seq.metrics import TokenCrossentropy
 
 V = 8
-FULL = {"cell": "lstm", "layers": 2, "bidirectional": True, "attention": "additive"}
+ATTENTIVE = {"bidirectional": True, "attention": "additive"}
+FULL = {"cell": "lstm", "layers": 2, **ATTENTIVE}
 
 
 def pairs(rng, n, longest=4):
@@ -178,9 +180,9 @@ def test_padding_counts_in_no_profile(rng, tf, tmp_path):
         assert_close([records[1][label].p50], [records[0][label].p50], 1e-5)
 
 
-def test_it_trains_compiled_as_a_whole(rng, tf):
+@pytest.mark.parametrize("options", daily([{}, ATTENTIVE], {}), ids=str)
+def test_it_trains_compiled_as_a_whole(options, rng, tf):
     source, target = pairs(rng, 16)
-    options = {"bidirectional": True, "attention": "additive"}
     plain = weights_after(compiled(model_options=options), (source, target))
     whole = weights_after(compiled(model_options=options, jit_compile=True), (source, target))
     assert_close(whole, plain, 1e-5)
