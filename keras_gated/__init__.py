@@ -9,7 +9,7 @@ from keras_gated.cells.simple_rnn import SimpleRNN, SimpleRNNCell
 from keras_gated.clipping import ClipNorm, suggest_max_norm
 from keras_gated.seq2seq import Seq2Seq
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "AdditiveAttention",

@@ -16,16 +16,12 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from keras_gated.gradients.gates import GateStatistics
-    from keras_gated.monitor.profiles import Profiles
-    from keras_gated.monitor.records import Records
-
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")  # matplotlib's own exponents take longer than all the rest
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1)), (0, (8, 2)), "-")
 
 
-def time_steps_over_training(profiles: Profiles, title: str) -> Figure:
+def time_steps_over_training(profiles: Any, title: str) -> Figure:
     """‖∂L/∂h_t‖ of the time steps, upwards, in one training step after another, to the right.
 
     The colour is logarithmic.  Zeros, which no logarithm shows, inf and NaN and time steps that no example has are
@@ -118,7 +114,7 @@ def lag_map(
     return figure
 
 
-def gates_over_time(activity: Mapping[str, GateStatistics], title: str = "Gates") -> Figure:
+def gates_over_time(activity: Mapping[str, Any], title: str = "Gates") -> Figure:
     """The mean of each gate with its spread, and how many are as good as shut or open.
 
     Args:
@@ -147,7 +143,7 @@ def gates_over_time(activity: Mapping[str, GateStatistics], title: str = "Gates"
     return figure
 
 
-def norms_over_training(records: Records | Any, title: str = "Gradient norm of every training step") -> Figure:
+def norms_over_training(records: Any, title: str = "Gradient norm of every training step") -> Figure:
     """Raw and clipped norm of the whole gradient.
 
     Args:

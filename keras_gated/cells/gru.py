@@ -14,7 +14,7 @@ Columns of W, U and b are ordered z r h, as in keras.layers.GRU; but there z sta
 h = z ⊙ h₋ + (1 - z) ⊙ h̃.  Cho et al. (2014); reset after: Appleyard et al. (2016).
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 from keras import ops
@@ -133,10 +133,10 @@ class GRUCell(RecurrentCell):
         self.reset_after = reset_after
 
     @property
-    def equations(self):
+    def equations(self) -> Equations:
         return RESET_AFTER if self.reset_after else RESET_BEFORE
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "reset_after": self.reset_after}
 
 

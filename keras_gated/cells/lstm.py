@@ -13,7 +13,7 @@ Columns of W, U and b are ordered i f c o, as in keras.layers.LSTM.
 Hochreiter & Schmidhuber (1997); forget gate: Gers, Schmidhuber & Cummins (2000).
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 from keras import ops
@@ -98,14 +98,14 @@ class LSTMCell(RecurrentCell):
         super().__init__(units, **options)
         self.forget_bias = forget_bias
 
-    def initial_bias(self, shape, dtype=None):
+    def initial_bias(self, shape: tuple[int, ...], dtype: str | None = None) -> Any:
         b = self.bias_initializer(shape, dtype=dtype)
         if self.forget_bias is None:
             return b
         b_i, b_f, b_c, b_o = ops.split(b, 4)
         return ops.concatenate([b_i, ops.full_like(b_f, self.forget_bias), b_c, b_o])
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "forget_bias": self.forget_bias}
 
 

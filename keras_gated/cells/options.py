@@ -80,8 +80,10 @@ def signature_of(cls, *handed_on):
     """The arguments of a final class: its own, then by keyword those that it hands on."""
     parameters = parameters_of(cls.__init__)
     for group in handed_on:
-        by_keyword = {n: p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for n, p in group.items()}
-        parameters |= {n: p for n, p in by_keyword.items() if n not in parameters}
+        for name, parameter in group.items():
+            hint = LayerOptions.__annotations__.get(name, parameter.annotation)
+            by_keyword = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint)
+            parameters.setdefault(name, by_keyword)
     return ConstructorSignature(inspect.Signature(list(parameters.values())))
 
 

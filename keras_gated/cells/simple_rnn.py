@@ -9,7 +9,7 @@ The chapter writes W_x for W and W_h for U, and columns where we have rows.  Its
 """
 
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 from keras import ops
@@ -83,10 +83,10 @@ class SimpleRNNCell(RecurrentCell):
         self.activation = activation
 
     @property
-    def equations(self):
+    def equations(self) -> Equations:
         return EQUATIONS[self.activation]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "activation": self.activation}
 
 

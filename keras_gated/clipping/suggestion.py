@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from keras_gated.monitor.records import Records
 
 
 class Suggestion(NamedTuple):
@@ -17,7 +14,7 @@ class Suggestion(NamedTuple):
     clipped_share: float  # of the updates with a finite gradient
 
 
-def suggest_max_norm(records: Records, percentile: float = 90.0) -> Suggestion:
+def suggest_max_norm(records: Any, percentile: float = 90.0) -> Suggestion:
     """A max_norm that leaves the usual step alone: a percentile of the norms that a run without clipping had.
 
     Args:

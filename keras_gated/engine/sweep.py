@@ -13,6 +13,7 @@ import functools
 import tensorflow as tf
 
 from keras_gated.engine import shards
+from keras_gated.engine.compilation import programs as programs
 from keras_gated.engine.loop import loop
 from keras_gated.engine.scan import Masks as Masks
 from keras_gated.engine.scan import Options as Options

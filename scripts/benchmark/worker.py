@@ -174,7 +174,7 @@ def lengths_epoch(cell, contender, shape, lengths, last_batch):
     """Seconds of the first two epochs of model.fit over batches of many lengths, compilation included."""
     from benchmark.with_tensorflow import batches_of_many_lengths, layers, model
 
-    from keras_gated.engine import compilation
+    from keras_gated.engine import sweep
 
     data = batches_of_many_lengths(shape, lengths, last_batch)
     layer, jit = layers(cell, shape[2], shape[3])[contender]
@@ -183,7 +183,7 @@ def lengths_epoch(cell, contender, shape, lengths, last_batch):
         started = time.perf_counter()
         loss = made.fit(data, verbose=0).history["loss"][0]
         seconds.append(time.perf_counter() - started)
-    programs = compilation.programs() if contender == "ours" else None
+    programs = sweep.programs() if contender == "ours" else None
     return {"first_s": seconds[0], "second_s": seconds[1], "loss": loss, "programs": programs}
 
 

@@ -19,28 +19,20 @@ MODULES = {
 }
 # Rooms from the ground up: each may import from the floors below its own, and within itself.
 FLOORS = [
-    {"keras_internals"},
-    {"bptt", "decoding", "tasks", "attention", "patching", "plots"},
+    {"keras_internals", "patching"},
+    {"bptt", "decoding", "tasks", "attention", "plots"},  # each alone
     {"engine"},
     {"cells"},
     {"weights", "clipping", "gradients", "seq2seq"},
     {"monitor"},
-    {"callbacks"},
+    {"callbacks", "testing"},
     {"__main__"},
 ]
 
 
-def run_through(node):
-    """The nodes of a tree, but for what stands under `if TYPE_CHECKING`, which type checkers alone read."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING")):
-            yield from run_through(child)
-
-
 def imported(tree):
     """Every module that is imported, and every name that may be one: `from a import b` gives a and a.b."""
-    for node in run_through(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
         elif isinstance(node, ast.Import):
@@ -59,7 +51,7 @@ def ours(name):
 
 
 def test_every_room_has_its_floor():
-    assert {room(name) for name in MODULES} == set().union(*FLOORS)
+    assert {room(name) for name in MODULES} <= set().union(*FLOORS)
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
