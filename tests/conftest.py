@@ -40,12 +40,13 @@ def tf():
 
 
 @pytest.fixture
-def uncompiled():
-    """Every tf.function runs operation by operation: where numbers are compared, nothing has to be compiled for it."""
-    if ON_TENSORFLOW:
+def uncompiled(request):
+    """Where numbers are compared: day by day every tf.function runs operation by operation, and compiled with --all."""
+    daily = ON_TENSORFLOW and request.config.option.markexpr == "not slow"
+    if daily:
         tensorflow.config.run_functions_eagerly(True)
     yield
-    if ON_TENSORFLOW:
+    if daily:
         tensorflow.config.run_functions_eagerly(False)
 
 

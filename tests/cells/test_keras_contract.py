@@ -41,7 +41,7 @@ def test_no_masked_step_leaks_into_the_state():
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, 1), (1, 0), (0, 5), (5, 0), (1, 5)])
-def test_padding_on_either_side_changes_no_final_state(cell, left, right, rng):
+def test_padding_on_either_side_changes_no_final_state(cell, left, right, rng, uncompiled):
     layer, given = make(cell, rng), batch(cell, rng)
     x = np.pad(given.x, ((0, 0), (left, right), (0, 0)), constant_values=9.0)
     mask = np.pad(np.ones((B, T), bool), ((0, 0), (left, right)))
@@ -50,7 +50,7 @@ def test_padding_on_either_side_changes_no_final_state(cell, left, right, rng):
     assert_close(finals, expected, 1e-12)
 
 
-def test_an_initial_state_does_not_make_keras_forget_the_mask(cell, rng):
+def test_an_initial_state_does_not_make_keras_forget_the_mask(cell, rng, uncompiled):
     """A decoder behind Embedding(mask_zero=True): Keras drops the mask when there are two tensors."""
     tokens = np.array([[3, 1, 2, 0, 0], [1, 2, 3, 4, 0]])
     embedding = keras.layers.Embedding(5, D, mask_zero=True)
@@ -68,7 +68,7 @@ def test_an_initial_state_does_not_make_keras_forget_the_mask(cell, rng):
     assert_close([both], [twice(embedding(tokens), initial_state=states * 2, mask=tokens != 0)], 0)
 
 
-def test_a_stacked_layer_still_sees_the_mask(cell, rng):
+def test_a_stacked_layer_still_sees_the_mask(cell, rng, uncompiled):
     tokens = np.array([[3, 1, 2, 0, 0], [1, 2, 3, 4, 0]])
     lower, upper = build(cell.layer(return_sequences=True), rng), build(cell.layer(), rng, N)
     model = keras.Sequential([keras.layers.Embedding(5, D, mask_zero=True), lower, upper])
@@ -79,7 +79,7 @@ def test_a_stacked_layer_still_sees_the_mask(cell, rng):
 
 
 @pytest.mark.parametrize("states", [True, False])
-def test_a_batch_of_nothing_but_padding(cell, rng, states):
+def test_a_batch_of_nothing_but_padding(cell, rng, states, uncompiled):
     layer, given = make(cell, rng), batch(cell, rng)
     mask = ops.zeros((B, T), "bool")
 
@@ -153,7 +153,7 @@ def test_bidirectional_keeps_every_option(kind):
             assert type(layer) is kind and layer.get_config()[name] == config[name]
 
 
-def test_bidirectional_hands_gradients_to_all_initial_states(rng):
+def test_bidirectional_hands_gradients_to_all_initial_states(rng, uncompiled):
     layer = keras.layers.Bidirectional(kg.LSTM(N, dtype=DTYPE), dtype=DTYPE)
     x, *states = (ops.convert_to_tensor(rng.normal(size=s).astype(DTYPE)) for s in [(B, T, D), *[(B, N)] * 4])
     layer(x, initial_state=states)
@@ -170,7 +170,7 @@ def test_bidirectional_hands_gradients_to_all_initial_states(rng):
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_two_halves_with_a_carried_state_are_one_run(cell, bidirectional, rng):
+def test_two_halves_with_a_carried_state_are_one_run(cell, bidirectional, rng, uncompiled):
     x = rng.normal(size=(B, 6, D)).astype("float32")
 
     def wrapped(layer):

@@ -90,7 +90,7 @@ CASES = cases()
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", [name for name in CASES if name not in CANNOT_APPLY])
-def test_of_keras(name, monkeypatch):
+def test_of_keras(name, monkeypatch, uncompiled):
     case = CASES[name]
     module = importlib.import_module(type(case).__module__)
     monkeypatch.setattr(module, "layers", types.SimpleNamespace(**{**vars(layers), **OURS}))

@@ -34,7 +34,7 @@ OPTIONS = {"return_sequences": True, "return_state": True, "dropout": 0.2, "recu
 @pytest.mark.parametrize("name", KERAS)
 @pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize("dtype", sorted({"float32", DTYPE}))
-def test_there_and_back_with_keras(name, use_bias, dtype, rng):
+def test_there_and_back_with_keras(name, use_bias, dtype, rng, uncompiled):
     cell, (kind, _), tolerance = CELLS[name], KERAS[name], {"float32": 1e-6, "float64": 1e-12}[dtype]
     layer = make(cell, rng, dtype=dtype, use_bias=use_bias, **OPTIONS)
     theirs = kg.weights.to_keras(layer)

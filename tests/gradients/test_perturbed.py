@@ -14,7 +14,7 @@ tf = pytest.importorskip("tensorflow")
 if keras.backend.backend() != "tensorflow":
     pytest.skip("of the TensorFlow backend", allow_module_level=True)
 
-from keras_gated.gradients.perturbed import probed, states  # noqa: E402
+from keras_gated.gradients.perturbed import perturbed, states  # noqa: E402
 
 K = keras.layers
 LAYERS = {
@@ -46,7 +46,7 @@ def norms_by_probe(layer, loss, x, mask=None):
         tape.watch(held[0])
         return held[0]
 
-    with tf.GradientTape() as tape, probed(layer, attach):
+    with tf.GradientTape() as tape, perturbed(layer, attach):
         total = loss(layer(x, mask=mask, training=True))
     return tape.gradient(total, held[0])
 
@@ -130,7 +130,7 @@ def test_cells_stacked_in_one_layer_have_a_probe_each(rng):
             tape.watch(held[0])
             return held[0]
 
-        with tf.GradientTape() as tape, probed(layer, attach):
+        with tf.GradientTape() as tape, perturbed(layer, attach):
             total = tf.reduce_sum(one_by_one(x, training=True) * weights)
         np.testing.assert_allclose(found[..., columns], tape.gradient(total, held[0]), rtol=1e-12)
 
@@ -161,7 +161,7 @@ def test_a_probe_changes_no_value_and_no_gradient(name, rng):
         return [y, *tape.gradient(total, [x, *layer.trainable_weights])]
 
     def with_probe():
-        return probed(layer, lambda *_: tf.zeros((B, T, len(states(layer)))))
+        return perturbed(layer, lambda *_: tf.zeros((B, T, len(states(layer)))))
 
     results = []
     for context in (contextlib.nullcontext, with_probe):

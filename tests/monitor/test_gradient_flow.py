@@ -15,7 +15,7 @@ from tiers import daily
 
 import keras_gated as kg
 from keras_gated.gradients.horizon import horizon
-from keras_gated.gradients.perturbed import probed, states
+from keras_gated.gradients.perturbed import perturbed, states
 from keras_gated.gradients.trajectory import recurrent_layers
 from keras_gated.monitor.profiles import ROWS, Profiles, Source, Summary, percentiles, times
 
@@ -91,7 +91,7 @@ def by_hand(model, x, y):
         tf.config.run_functions_eagerly(True)
         stack.callback(tf.config.run_functions_eagerly, False)
         for label, layer in recurrent_layers(model).items():
-            stack.enter_context(probed(layer, functools.partial(attach, label, layer)))
+            stack.enter_context(perturbed(layer, functools.partial(attach, label, layer)))
         loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
     found = {}
     for call, (probe, mask, layer) in held.items():
@@ -121,6 +121,7 @@ def assert_profiles(flow, model, data, rtol=1e-5):
 
 WAYS = {
     "graph": {},
+    "graph of all kinds": {},
     "eager": {"run_eagerly": True},
     "jit": {"jit_compile": True},
     "two steps an execution": {"steps_per_execution": 2},
@@ -133,7 +134,7 @@ def test_every_step_of_every_layer_is_measured_as_by_hand(way, data, rng, tmp_pa
     options = dict(WAYS[way])
     if "accumulation" in options:
         options["optimizer"] = options["optimizer"](0.0, gradient_accumulation_steps=options.pop("accumulation"))
-    model = mixed() if way == "graph" else small()
+    model = mixed() if way == "graph of all kinds" else small()
     assert_profiles(fit(model, data, tmp_path, **options), model, data)
 
 

@@ -33,6 +33,12 @@ def make(name, rng, scale=0.7, **options):
     return model
 
 
+@pytest.fixture(scope="module")
+def whole():
+    """A model with everything: the tests that only call it share what it has compiled."""
+    return make("lstm", np.random.default_rng(0), 1.5)
+
+
 @pytest.fixture(params=MODELS)
 def name(request):
     return request.param
@@ -115,8 +121,10 @@ def test_a_step_is_what_the_sweep_does(name, dtype, rng):
     assert_close([total], [model.score(SOURCE, target)], tolerance)
 
 
-@pytest.mark.parametrize(("name", "wide"), [("plain", True), ("lstm", True), ("gru", False)])
-def test_gradients_are_slopes(name, wide, rng, tf, monkeypatch, uncompiled):
+@pytest.mark.parametrize(
+    ("name", "wide"), daily([("plain", True), ("lstm", True), ("gru", False)], ("plain", True), ("gru", False))
+)
+def test_gradients_are_slopes(name, wide, rng, tf, monkeypatch):
     """Also where tokens, in training alone, are multiplied by E W instead of their embedding by W."""
     model = make(name, rng, dtype=DTYPE, embedding_dim=2 * V_X if wide else E)
     folded, behind = [], Recurrent.behind
@@ -141,6 +149,7 @@ def test_gradients_are_slopes(name, wide, rng, tf, monkeypatch, uncompiled):
         assert np.sum(gradient * direction) == pytest.approx(slope, rel=1e-6, abs=1e-8), variable.path
 
 
+@pytest.mark.parametrize("name", daily(MODELS, "lstm", "gru"))
 def test_padding_of_a_source_changes_nothing(name, rng, uncompiled):
     model = make(name, rng)
     wide = np.pad(SOURCE, ((0, 0), (2, 3)))
@@ -158,6 +167,7 @@ def all_targets(length):
     return target
 
 
+@pytest.mark.parametrize("name", daily(MODELS, "lstm", "rnn"))
 def test_probabilities_of_all_sequences_sum_to_1(name, rng, uncompiled):
     """Were any left to padding or to the start token, which no sequence holds, they would not."""
     model, target = make(name, rng, 1.5), all_targets(4)
@@ -185,8 +195,8 @@ STRATEGIES = {
         ("plain", "sample of few"),
     ),
 )
-def test_what_is_generated_has_the_score_it_says(name, strategy, rng, tf):
-    model = make(name, rng, 1.5)
+def test_what_is_generated_has_the_score_it_says(name, strategy, rng, tf, whole):
+    model = whole if name == "lstm" else make(name, rng, 1.5)
     tokens, log_probability = model.generate(SOURCE, 6, **STRATEGIES[strategy])
     assert tokens.shape == (4, 6) and tokens.dtype == np.int32 and not np.isin(tokens, [START]).any()
     target = np.concatenate([np.full((4, 1), START), tokens], axis=1)
@@ -206,9 +216,8 @@ def test_beam_search_that_keeps_all_finds_the_likeliest(tf):
 
 
 @pytest.mark.parametrize("strategy", daily(["greedy", "beam", "beam by the letter"], "beam"))
-def test_rows_do_not_see_each_other(strategy, rng, tf):
-    options = STRATEGIES[strategy]
-    model = make("lstm", rng, 1.5)
+def test_rows_do_not_see_each_other(strategy, whole, tf):
+    model, options = whole, STRATEGIES[strategy]
     together = model.generate(SOURCE, 5, **options)
     for batch_size in (1, 3):
         received = model.generate(SOURCE, 5, **options, batch_size=batch_size)
@@ -218,8 +227,8 @@ def test_rows_do_not_see_each_other(strategy, rng, tf):
     assert_close([model.score(SOURCE, TARGET, batch_size=3)], [model.score(SOURCE, TARGET)], 1e-6)
 
 
-def test_a_source_is_encoded_once(rng, tf):
-    model = make("lstm", rng, 1.5)
+def test_a_source_is_encoded_once(whole, tf):
+    model = whole
     expected, state = model.generate(SOURCE, 5), model.encode(SOURCE)
     rows = [[token for token in row] for row in SOURCE.tolist()]
     for source in (state, rows, SOURCE.astype("int64"), tf.constant(SOURCE)):
@@ -257,9 +266,10 @@ def test_calls_make_no_new_graphs(rng, tf):
     assert [f.experimental_get_tracing_count() for f in model._functions.values()] == made and max(made) <= 2
 
 
-def test_what_is_exported_serves(rng, tf, tmp_path):
+@pytest.mark.parametrize("name", daily(["plain", "lstm"], "plain"))
+def test_what_is_exported_serves(name, rng, tf, tmp_path):
     """`encode` and `step` become part of a graph of one's own, a function of tokens alone."""
-    model, archive = make("lstm", rng, 1.5), keras.export.ExportArchive()
+    model, archive = make(name, rng, 1.5), keras.export.ExportArchive()
 
     def serve(source):
         start = tf.fill([tf.shape(source)[0]], START)
@@ -274,8 +284,8 @@ def test_what_is_exported_serves(rng, tf, tmp_path):
         assert_close([served.serve(tf.constant(source))[key] for key in expected._fields], expected, 1e-6)
 
 
-def test_attention_weights(rng):
-    model = make("lstm", rng)
+def test_attention_weights(rng, whole):
+    model = whole
     weights = model.attention_weights(SOURCE, TARGET, batch_size=3)
     assert weights.shape == (4, TARGET.shape[1] - 1, SOURCE.shape[1])
     assert not np.moveaxis(weights, 1, 2)[SOURCE == 0].any()

@@ -7,12 +7,14 @@ import keras
 import numpy as np
 import pytest
 from table import arrays, assert_close
+from tiers import daily
 
 import keras_gated as kg
 from keras_gated.seq2seq.metrics import TokenCrossentropy
 
 V = 8
-FULL = {"cell": "lstm", "layers": 2, "bidirectional": True, "attention": "additive"}
+ATTENTIVE = {"bidirectional": True, "attention": "additive"}
+FULL = {"cell": "lstm", "layers": 2, **ATTENTIVE}
 
 
 def pairs(rng, n, longest=4):
@@ -41,7 +43,7 @@ def weights_after(model, *data, **options):
     return [*model.get_weights(), *(np.array(values) for values in history.history.values())]
 
 
-def test_every_form_of_data(rng, tf):
+def test_every_form_of_data(rng, tf, uncompiled):
     source, target = pairs(rng, 24)
     model = compiled()
     start = model.get_weights()
@@ -62,7 +64,7 @@ def test_every_form_of_data(rng, tf):
         assert_close(received, expected, 1e-6)
 
 
-def test_one_batch_at_a_time(rng):
+def test_one_batch_at_a_time(rng, uncompiled):
     source, target = pairs(rng, 8)
     one, other = compiled(), compiled()
     one.fit((source, target), batch_size=8, verbose=0)
@@ -74,7 +76,7 @@ def test_one_batch_at_a_time(rng):
     assert one.predict((source, target), verbose=0).shape == (8, 5, V)
 
 
-def test_logs_are_of_valid_tokens_of_the_whole_epoch(rng, tf):
+def test_logs_are_of_valid_tokens_of_the_whole_epoch(rng, tf, uncompiled):
     """Against `score`, over batches of different lengths."""
     model = compiled()
     parts = [pairs(rng, n, longest) for n, longest in [(5, 2), (3, 6), (1, 4)]]
@@ -94,7 +96,7 @@ def test_logs_are_of_valid_tokens_of_the_whole_epoch(rng, tf):
     assert set(logs) == {"loss", "perplexity", "token_accuracy", "sequence_accuracy"}
 
 
-def test_padding_changes_nothing_and_only_padding_is_0(rng):
+def test_padding_changes_nothing_and_only_padding_is_0(rng, uncompiled):
     source, target = pairs(rng, 16)
     expected = weights_after(compiled("adam"), (source, target))
     wide = np.pad(source, ((0, 0), (0, 3))), np.pad(target, ((0, 0), (0, 2)))
@@ -106,7 +108,7 @@ def test_padding_changes_nothing_and_only_padding_is_0(rng):
     assert_close(model.get_weights(), before, 0)
 
 
-def test_weights_of_rows_and_of_tokens(rng):
+def test_weights_of_rows_and_of_tokens(rng, uncompiled):
     source, target = pairs(rng, 16)
     kept = np.arange(16) % 3 > 0
     expected = compiled().evaluate((source[kept], target[kept]), verbose=0, return_dict=True)
@@ -120,7 +122,7 @@ def test_weights_of_rows_and_of_tokens(rng):
     assert_close(doubled[:1], weights_after(compiled(keras.optimizers.SGD(0.02)), (source, target), batch_size=16)[:1])
 
 
-def test_a_loss_and_metrics_of_ones_own_see_labels_and_mask(rng, tf):
+def test_a_loss_and_metrics_of_ones_own_see_labels_and_mask(rng, tf, uncompiled):
     source, target = pairs(rng, 16)
     seen = []
 
@@ -178,15 +180,15 @@ def test_padding_counts_in_no_profile(rng, tf, tmp_path):
         assert_close([records[1][label].p50], [records[0][label].p50], 1e-5)
 
 
-def test_it_trains_compiled_as_a_whole(rng, tf):
+@pytest.mark.parametrize("options", daily([{}, ATTENTIVE], {}), ids=str)
+def test_it_trains_compiled_as_a_whole(options, rng, tf):
     source, target = pairs(rng, 16)
-    options = {"bidirectional": True, "attention": "additive"}
     plain = weights_after(compiled(model_options=options), (source, target))
     whole = weights_after(compiled(model_options=options, jit_compile=True), (source, target))
     assert_close(whole, plain, 1e-5)
 
 
-def test_dropout_is_of_training_alone(rng):
+def test_dropout_is_of_training_alone(rng, uncompiled):
     source, target = pairs(rng, 16)
     model = make(dropout=0.5)
     inferred = [model((source, target)) for _ in range(2)]
@@ -197,7 +199,7 @@ def test_dropout_is_of_training_alone(rng):
     assert [layer.cell.dropout for layer in layers] == [0.5, 0.5]
 
 
-def test_inside_another_model(rng, tmp_path):
+def test_inside_another_model(rng, tmp_path, uncompiled):
     source, target = keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32")
     inner = make(name="inner")
     logits = inner((source, target))
