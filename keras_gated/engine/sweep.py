@@ -73,13 +73,13 @@ def _eager(options, dtypes, perturbed):
     shapes = zip(tf.nest.flatten(structure), dtypes, strict=True)
     signature = [tf.TensorSpec(shape, dtype) for shape, dtype in shapes if dtype is not None]
 
-    @tf.function(autograph=False, input_signature=signature)
     def run(*present):
         present = iter(present)
         tensors = [None if dtype is None else next(present) for dtype in dtypes]
         return _differentiable(options, *tf.nest.pack_sequence_as(structure, tensors))
 
-    return run
+    # A partial, since TensorFlow counts the graphs of all functions that share their code, and warns.
+    return tf.function(functools.partial(run), autograph=False, input_signature=signature)
 
 
 def _differentiable(options, x, states, weights, perturbation, masks):
