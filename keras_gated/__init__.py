@@ -1,6 +1,6 @@
 """Recurrent layers for Keras 3, written from the equations, that show you their gradients."""
 
-from keras_gated import bptt, clipping, decoding, gradients, tasks, weights
+from keras_gated import bptt, cells, clipping, decoding, gradients, tasks, testing, weights
 from keras_gated.attention import AdditiveAttention, MultiplicativeAttention
 from keras_gated.callbacks import GateActivity, GradientFlow, GradientNorms
 from keras_gated.cells.gru import GRU, GRUCell
@@ -26,10 +26,12 @@ __all__ = [
     "SimpleRNN",
     "SimpleRNNCell",
     "bptt",
+    "cells",
     "clipping",
     "decoding",
     "gradients",
     "suggest_max_norm",
     "tasks",
+    "testing",
     "weights",
 ]

@@ -61,6 +61,41 @@ def gru_reset_after(x, h, W, U, b):
     return ((1 - z) * h + z * h_tilde,)
 
 
+def minimal_gated(x, h, W, U, b):
+    """Zhou et al. (2016): one gate, which resets and updates."""
+    W_f, W_h = np.split(W, 2, axis=1)
+    U_f, U_h = np.split(U, 2, axis=1)
+    b_f, b_h = np.split(b, 2)
+    f = sigmoid(x @ W_f + h @ U_f + b_f)
+    h_tilde = np.tanh(x @ W_h + (f * h) @ U_h + b_h)
+    return (h + f * (h_tilde - h),)
+
+
+def peephole_lstm(x, h, c, W, U, b, w_i, w_f, w_o):
+    """Gers et al. (2002): i and f see the old cell state, o the new one."""
+    a_i, a_f, a_c, a_o = np.split(x @ W + h @ U + b, 4)
+    i, f = sigmoid(a_i + c * w_i), sigmoid(a_f + c * w_f)
+    c = f * c + i * np.tanh(a_c)
+    return sigmoid(a_o + c * w_o) * np.tanh(c), c
+
+
+def layer_norm_lstm(x, h, c, W, U, b, g_x, g_h, g_c, b_c):
+    """Ba et al. (2016), with the biases before and behind the first normalisation in the rows of b."""
+
+    def norm(a):
+        return (a - a.mean()) / np.sqrt(a.var() + 1e-3)
+
+    a_i, a_f, a_c, a_o = np.split(norm(x @ W + b[0]) * g_x + norm(h @ U) * g_h + b[1], 4)
+    c = sigmoid(a_f) * c + sigmoid(a_i) * np.tanh(a_c)
+    return sigmoid(a_o) * np.tanh(norm(c) * g_c + b_c), c
+
+
+def projected_lstm(x, h, c, W, U, b, W_r):
+    """Sak et al. (2014): h is the projection of what an LSTM puts out."""
+    m, c = lstm(x, h, c, W, U, b)
+    return m @ W_r, c
+
+
 def torch_lstm(x, h, c, weight_ih, weight_hh, bias_ih, bias_hh):
     """torch.nn.LSTM: columns, gates i f g o."""
     i, f, g, o = np.split(weight_ih @ x + bias_ih + weight_hh @ h + bias_hh, 4)

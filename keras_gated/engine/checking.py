@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Mapping
 
 import keras
-from keras import ops
 
 from keras_gated.engine.roles import POSITIONAL, Matrix, Vector
 from keras_gated.keras_internals import names_unchanged
@@ -182,7 +181,7 @@ class _Symbols:
                 f"one for each of {', '.join(widths) or 'nothing'}."
             )
         for (label, width), a in zip(widths.items(), received, strict=True):
-            if tuple(ops.shape(a)) != tuple(self.array(width).shape):
+            if not hasattr(a, "shape") or tuple(a.shape) != tuple(self.array(width).shape):
                 raise ValueError(
                     f"{_title(getattr(self.e, name))} returns {what} with {label} {_shown(a)}; as {name} it returns "
                     f"{self.expected(width)}"

@@ -84,6 +84,15 @@ class Saved(NamedTuple):
     gates: list  # (T + 1, B n): row t holds what made h_t of h_{t-1}
 
 
+class Gradients(NamedTuple):
+    """What a backward sweep returns."""
+
+    x: tf.Tensor  # (B, T, D)
+    states: tuple  # of the initial states
+    weights: dict  # by letter
+    perturbation: tuple  # (B, T, S), where there is one
+
+
 class _Scan:
     """The sizes of both loops, and what they read and write: rows of one time, chunks of several."""
 
@@ -342,8 +351,7 @@ def forward(options, x, states, weights, masks, length):
 
 
 def backward(options, perturbed, x, weights, masks, saved, d_outputs, length, skipped):
-    """-> [dx and, where it is perturbed, the gradient of the perturbation], gradients of the initial states, and of the
-    weights by letter."""
+    """-> `Gradients`."""
     equations = options.equations
     scan = _Scan(options, x, weights, masks, length)
     named = scan.backward_weights()
@@ -394,4 +402,4 @@ def backward(options, perturbed, x, weights, masks, saved, d_outputs, length, sk
     )
     d_states, dx, d_zeros, d_weights = scan.each_chunk(chunk, carried, backwards=True)
     dx, *d_states = [tf.cast(d, x.dtype) for d in (dx, *d_states)]
-    return [dx, *d_zeros], d_states, d_weights
+    return Gradients(dx, tuple(d_states), d_weights, tuple(d_zeros))

@@ -30,8 +30,7 @@ def _forward(options, *tensors):
 
 
 def backward(options, perturbed, x, weights, masks, saved, d_outputs, skipped):
-    """-> [dx and, where it is perturbed, the gradient of the perturbation], gradients of the initial states, and of the
-    weights by letter."""
+    """-> `Gradients`."""
     if x.shape[1] is not None or in_compiled_program():
         return compiled(scan_backward, (options, perturbed), x, weights, masks, saved, d_outputs, None, skipped)
     return _backward_segments((options, perturbed), x, weights, masks, saved, d_outputs, skipped)
@@ -119,20 +118,22 @@ def _backward_segments(static, x, weights, masks, saved, d_outputs, skipped):
     def read(i, shape, flow):  # of an array a function can only return the flow
         return tf.ensure_shape(tf.TensorArray(dtype, flow=flow).read(i), shape)
 
-    def segment(i, d_states, d_weights, d_sequences):
+    def segment(i, d_states, d_weights, sequences):
         part = masks._replace(valid=segments.cut(valid, i), shown=segments.cut(shown, i))
         kept = tf.nest.map_structure(lambda shape, flow: read(i, shape, flow), _saved_shapes(options, x), saved)
         d_outputs = [*([segments.cut(d_sequence, i)] if options.sequences else []), *d_states]
         tensors = segments.cut(x, i), weights, part, kept, d_outputs, segments.length(i), skipped
-        rows, new_states, new = compiled(scan_backward, static, *tensors)
-        d_weights = {letter: d + new[letter] for letter, d in d_weights.items()}
-        d_sequences = [a.write(i, d) for a, d in zip(d_sequences, rows, strict=True)]
-        return i - 1, _as_before(d_states, new_states), d_weights, d_sequences
+        new = compiled(scan_backward, static, *tensors)
+        d_weights = {letter: d + new.weights[letter] for letter, d in d_weights.items()}
+        sequences = [a.write(i, d) for a, d in zip(sequences, (new.x, *new.perturbation), strict=True)]
+        return i - 1, _as_before(d_states, new.states), d_weights, sequences
 
     dtype = arithmetic_dtype(x.dtype)
-    d_sequences = [segments.array((x.shape[0], SEGMENT, options.features), x.dtype)]
-    d_sequences += [segments.array((x.shape[0], SEGMENT, len(d_states)), dtype)] * perturbed
+    sequences = [segments.array((x.shape[0], SEGMENT, options.features), x.dtype)]
+    sequences += [segments.array((x.shape[0], SEGMENT, len(d_states)), dtype)] * perturbed
     d_weights = {letter: tf.zeros(shape, dtype) for letter, shape in options.weight_shapes.items()}
-    carried = (segments.count - 1, tuple(d_states), d_weights, d_sequences)
-    _, d_states, d_weights, d_sequences = tf.while_loop(lambda i, *_: i >= 0, segment, carried)
-    return [*map(segments.joined, d_sequences)], tf.nest.map_structure(tf.stop_gradient, d_states), d_weights
+    carried = (segments.count - 1, tuple(d_states), d_weights, sequences)
+    _, d_states, d_weights, sequences = tf.while_loop(lambda i, *_: i >= 0, segment, carried)
+    dx, *d_perturbation = map(segments.joined, sequences)
+    d_states = tf.nest.map_structure(tf.stop_gradient, d_states)
+    return scan.Gradients(dx, d_states, d_weights, tuple(d_perturbation))

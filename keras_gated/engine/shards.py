@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_gated.engine import segments
 from keras_gated.engine.compilation import traced_once
+from keras_gated.engine.scan import Gradients
 from keras_gated.keras_internals import in_compiled_program
 
 SMALLEST_BATCH = 8  # of known size: below, a second shard costs more than it saves,
@@ -106,7 +107,7 @@ def forward(options, x, states, weights, masks):
 
 @traced_once
 def backward(static, x, states, weights, masks, saved, d_outputs):
-    """-> dx, gradients of the states, of the weights as they are stored, and of the perturbation if there is one."""
+    """-> `Gradients`, those of the weights as they are stored."""
     options, perturbed = static
     shards = shards_of(options, x)
     batch = x, masks, d_outputs
@@ -114,10 +115,12 @@ def backward(static, x, states, weights, masks, saved, d_outputs):
     for shard, kept in zip(shards, saved, strict=True):
         x_rows, mask_rows, d_rows = shard.cut(batch)
         results.append(segments.backward(*static, x_rows, weights, mask_rows, kept, d_rows, shard.skipped))
-    d_sequences, d_states, d_weights = zip(*results, strict=True)
-    widths = [options.features, *([len(states)] if perturbed else [])]
-    dx, *d_perturbation = [_join(shards, parts, x, width) for *parts, width in zip(*d_sequences, widths, strict=True)]
-    d_states = tuple(_join(shards, parts, s, s.shape[-1]) for *parts, s in zip(*d_states, states, strict=True))
-    summed = {letter: tf.add_n([d[letter] for d in d_weights]) for letter in d_weights[0]}
+    of_x, of_states, of_weights, of_perturbation = zip(*results, strict=True)
+    summed = {letter: tf.add_n([d[letter] for d in of_weights]) for letter in of_weights[0]}
     stored = options.equations.joined(summed, join=lambda parts: tf.concat(parts, 1))  # XLA would compile long for it
-    return dx, d_states, {name: tf.cast(d, weights[name].dtype) for name, d in stored.items()}, tuple(d_perturbation)
+    return Gradients(
+        x=_join(shards, of_x, x, options.features),
+        states=tuple(_join(shards, parts, s, s.shape[-1]) for *parts, s in zip(*of_states, states, strict=True)),
+        weights={name: tf.cast(d, weights[name].dtype) for name, d in stored.items()},
+        perturbation=tuple(_join(shards, parts, x, len(states)) for parts in zip(*of_perturbation, strict=True)),
+    )

@@ -117,8 +117,8 @@ def _gradient(options, given, masks, saved, d_outputs):
             d_gradients = d_gradients[: len(gradients)]  # of a perturbation there is no second order
             return tape.gradient(gradients, tensors, d_gradients, tf.UnconnectedGradients.ZERO)
 
-        static = options, bool(perturbation)
-        return tf.nest.flatten(shards.backward(static, x, states, weights, masks, kept, d_outputs)), gradient
+        found = shards.backward((options, bool(perturbation)), x, states, weights, masks, kept, d_outputs)
+        return tf.nest.flatten((found.x, found.states, found.weights, found.perturbation)), gradient  # as `given`
 
     return run(*tf.nest.flatten(arguments))
 

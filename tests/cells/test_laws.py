@@ -1,5 +1,8 @@
 """What holds for every cell, on every backend.  Each law names the mistake that it would catch.
 
+`check_cell` holds the laws of the equations and, with four compiled programs for each kind of cell, those of the layer.
+What else there is runs step by step, without a compiler, or is slow.
+
 A test that asks for `tf` is of the TensorFlow backend alone; scripts/backends.sh runs the others elsewhere.
 """
 
@@ -10,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import reference
+from own_cells import OWN_CELLS
 from table import (
     CELLS,
     DTYPE,
@@ -20,7 +24,6 @@ from table import (
     T,
     arrays,
     assert_close,
-    batch,
     build,
     compiled,
     gradients,
@@ -30,32 +33,100 @@ from table import (
     mask_for_keras,
     values_and_gradients,
 )
+from table import batch as batch_of_states_of_one_width
 
-GATED = [name for name, cell in CELLS.items() if cell.gates > 1]
-TANH = ["rnn_tanh", *GATED]
+import keras_gated as kg
+from keras_gated.testing.layer import step_by_step
+
+ALL_CELLS = {**CELLS, **OWN_CELLS}
+GATED = [name for name, cell in ALL_CELLS.items() if cell.gates > 1]
+TANH = ["rnn_tanh", "lstm", "gru", "gru_reset_after"]
 DROPOUT = {"dropout": 0.4, "recurrent_dropout": 0.3, "seed": 7}
 
 
-@pytest.fixture(params=CELLS if PRECISE else TANH, ids=str)  # the activations meet tests/backends/values.py there
+def slow(*values, but=()):
+    """Parameters of which only those of `but` are tried by default."""
+    return [value if value in but else pytest.param(value, marks=pytest.mark.slow, id=str(value)) for value in values]
+
+
+@pytest.fixture(params=ALL_CELLS if PRECISE else [*TANH, *OWN_CELLS], ids=str)  # activations: backends/values.py there
 def cell(request):
-    return CELLS[request.param]
+    return ALL_CELLS[request.param]
 
 
 @pytest.fixture(params=TANH, ids=str)
 def tanh_cell(request):
     """One cell of each kind, for laws that do not depend on the activation."""
-    return CELLS[request.param]
+    return ALL_CELLS[request.param]
+
+
+@pytest.fixture
+def no_compiler():
+    with step_by_step():
+        yield
+
+
+def batch(cell, rng, **sizes):
+    given, widths = batch_of_states_of_one_width(cell, rng, **sizes), cell.layer().cell.widths.values()
+    states = [rng.normal(size=(len(given.x), width)).astype(DTYPE) for width in widths]
+    return given._replace(states=states)
 
 
 def call(layer, given, mask=None, **options):
     return layer(given.x, initial_state=given.states, mask=mask, **options)
 
 
-@pytest.mark.parametrize(
-    ("go_backwards", "zero_output_for_mask"),  # None: no mask
-    [(False, None), (True, None), (False, False), (True, True)],
-)
-def test_the_layer_is_the_equations(cell, rng, go_backwards, zero_output_for_mask):
+@pytest.mark.parametrize("name", TANH)
+def test_a_cell_and_its_compiled_layer_obey_the_laws(name):
+    kg.testing.check_cell(ALL_CELLS[name].layer())
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_CELLS if name not in TANH])
+def test_a_cell_and_its_layer_obey_the_laws(name):
+    kg.testing.check_cell(ALL_CELLS[name].layer(), compiled=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ALL_CELLS if name not in TANH])
+def test_they_obey_them_compiled(name):
+    kg.testing.check_cell(ALL_CELLS[name].layer())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_they_obey_them_for_other_numbers_and_units(cell, seed):
+    config = cell.layer().cell.get_config()
+    kg.testing.check_cell(type(cell.layer().cell).from_config({**config, "units": 5}), compiled=False, seed=seed)
+
+
+def test_a_step_is_the_equations(cell, rng):
+    layer, given = make(cell, rng), batch(cell, rng)
+    h, states = layer.cell(given.x[:, 0], given.states)
+    _, expected = reference.run(cell.reference, given.x[:, :1], given.states, layer.get_weights())
+    assert_close([h, *states], [expected[0], *expected], 1e-12)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_swapping_two_gate_blocks_changes_the_output(name, rng):
+    """Of a step, in the reference: these numbers tell all orders of the blocks apart."""
+    cell = ALL_CELLS[name]
+    layer, given = make(cell, rng), batch(cell, rng)
+    weights = layer.get_weights()
+    (_, *_), (expected, *_) = reference.run(cell.reference, given.x[:, :1], given.states, weights)
+    columns = cell.gates * N
+    for first, second in combinations(range(cell.gates), 2):
+        order = list(range(cell.gates))
+        order[first], order[second] = order[second], order[first]
+        layer.set_weights([swapped(w, order) if w.shape[-1] == columns else w for w in weights])
+        h, _ = layer.cell(given.x[:, 0], given.states)
+        assert np.abs(arrays([h])[0] - expected).max() > 1e-3
+
+
+def swapped(w, order):
+    return np.concatenate([np.split(w, len(order), axis=-1)[i] for i in order], axis=-1)
+
+
+def the_layer_is_the_equations(cell, rng, go_backwards, zero_output_for_mask):
     masked = zero_output_for_mask is not None
     options = {"go_backwards": go_backwards, "zero_output_for_mask": bool(zero_output_for_mask)}
     layer, given = make(cell, rng, **options), batch(cell, rng)
@@ -64,6 +135,19 @@ def test_the_layer_is_the_equations(cell, rng, go_backwards, zero_output_for_mas
     assert_close(call(layer, given, mask), [outputs, *finals], 1e-12)
     last, *_ = call(make_like(layer, cell, return_sequences=False), given, mask)
     assert_close([last], [outputs[:, -1]], 1e-12)
+
+
+def test_the_layer_is_the_equations(cell, rng, no_compiler):
+    the_layer_is_the_equations(cell, rng, go_backwards=True, zero_output_for_mask=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("go_backwards", "zero_output_for_mask"),  # None: no mask
+    [(False, None), (True, None), (False, False), (True, True)],
+)
+def test_the_compiled_layer_is_the_equations(cell, rng, go_backwards, zero_output_for_mask):
+    the_layer_is_the_equations(cell, rng, go_backwards, zero_output_for_mask)
 
 
 def make_like(layer, cell, **changes):
@@ -75,13 +159,7 @@ def make_like(layer, cell, **changes):
     return other
 
 
-def test_a_step_is_the_equations(cell, rng):
-    layer, given = make(cell, rng), batch(cell, rng)
-    h, states = layer.cell(given.x[:, 0], given.states)
-    _, expected = reference.run(cell.reference, given.x[:, :1], given.states, layer.get_weights())
-    assert_close([h, *states], [expected[0], *expected], 1e-12)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_explicit_gradient_is_the_autodiff_gradient(cell, rng, masked):
     layer, given = make(cell, rng, go_backwards=masked), batch(cell, rng)
@@ -92,6 +170,7 @@ def test_explicit_gradient_is_the_autodiff_gradient(cell, rng, masked):
     assert_close(gradients, gradients_of_loop, 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["plain", "masked", "dropout"])
 def test_explicit_gradient_is_the_slope(cell, rng, case):
     """Central differences, on every weight, input and initial state."""
@@ -131,6 +210,7 @@ def test_explicit_gradient_is_the_slope(cell, rng, case):
     assert_close(gradients, slopes, tolerance)
 
 
+@pytest.mark.slow
 def test_a_gradient_at_inference_is_the_same(tanh_cell, rng):
     """Without training=True nothing is stored, and the gradient runs forward again."""
     layer, given = make(tanh_cell, rng), batch(tanh_cell, rng)
@@ -144,6 +224,7 @@ def test_a_gradient_at_inference_is_the_same(tanh_cell, rng):
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 @pytest.mark.parametrize("return_sequences", [False, True])
 @pytest.mark.parametrize("return_state", [False, True])
+@pytest.mark.slow
 def test_gradients_arrive_at_whatever_is_returned(name, rng, return_sequences, return_state):
     cell = CELLS[name]
     layer = make(cell, rng, return_sequences=return_sequences, return_state=return_state)
@@ -158,9 +239,10 @@ def test_gradients_arrive_at_whatever_is_returned(name, rng, return_sequences, r
         assert_close(a, b, 1e-10)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_eager_graph_and_jit_agree(tanh_cell, rng, masked, tf):
-    layer, given = make(tanh_cell, rng), batch(tanh_cell, rng)
+@pytest.mark.parametrize("name", slow(*TANH, but=["rnn_tanh"]))
+@pytest.mark.parametrize("masked", slow(False, True, but=[True]))
+def test_eager_graph_and_jit_agree(name, rng, masked, tf):
+    layer, given = make(CELLS[name], rng), batch(CELLS[name], rng)
     mask = given.mask if masked else None
     eager = values_and_gradients(layer, layer, given, mask)
     for options in ({}, {"jit_compile": True}):
@@ -176,10 +258,19 @@ def test_eager_graph_and_jit_agree(tanh_cell, rng, masked, tf):
         assert_close(b, a, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("go_backwards", [False, True])
 @pytest.mark.parametrize("zero_output_for_mask", [None, False, True])  # None: no mask
 @pytest.mark.parametrize("return_sequences", [False, True])
 def test_unrolled_is_the_same(rng, go_backwards, zero_output_for_mask, return_sequences):
+    unrolled_is_the_same(rng, go_backwards, zero_output_for_mask, return_sequences)
+
+
+def test_unrolled_is_the_same_step_by_step(rng, no_compiler):
+    unrolled_is_the_same(rng, go_backwards=True, zero_output_for_mask=True, return_sequences=True)
+
+
+def unrolled_is_the_same(rng, go_backwards, zero_output_for_mask, return_sequences):
     cell = CELLS["lstm"]
     options = {"go_backwards": go_backwards, "zero_output_for_mask": bool(zero_output_for_mask)}
     layer = make(cell, rng, return_sequences=return_sequences, **options)
@@ -191,6 +282,7 @@ def test_unrolled_is_the_same(rng, go_backwards, zero_output_for_mask, return_se
         assert_close(b, a, 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_forward_accumulator_finds_its_derivative(tanh_cell, rng, graph, tf):
     layer, given = make(tanh_cell, rng), batch(tanh_cell, rng)
@@ -204,6 +296,7 @@ def test_a_forward_accumulator_finds_its_derivative(tanh_cell, rng, graph, tf):
     assert_close([accumulator.jvp(y) for y in outputs], slopes, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "masked"), [("eager", True), ("graph", False), ("jit", True)])
 def test_the_gradient_of_a_gradient_is_that_of_the_loop(tanh_cell, rng, mode, masked, request):
     options = {"go_backwards": True, "zero_output_for_mask": True, **DROPOUT} if masked else {}
@@ -238,6 +331,7 @@ def same_cell_unrolled(layer):
     return unrolled
 
 
+@pytest.mark.slow
 def test_the_jacobian_of_a_tape_is_found(tanh_cell, rng, tf):
     """TensorFlow vectorises the gradient for this, and must not meet an operation it cannot convert."""
     layer, given = make(tanh_cell, rng, return_sequences=False, return_state=False), batch(tanh_cell, rng)
@@ -251,6 +345,7 @@ def test_the_jacobian_of_a_tape_is_found(tanh_cell, rng, tf):
     assert_close(jacobians[:1], jacobians[1:], 1e-10)
 
 
+@pytest.mark.slow
 def test_a_masked_step_equals_a_missing_step(cell, rng):
     layer, given = make(cell, rng), batch(cell, rng)
     for row in range(B):
@@ -264,6 +359,7 @@ def test_a_masked_step_equals_a_missing_step(cell, rng):
         assert_close(finals, short, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("filler", "unroll"), [(1e35, False), (np.inf, False), (np.nan, False), (np.nan, True)])
 def test_a_padded_step_receives_no_gradient(tanh_cell, rng, filler, unroll):
     layer, given = make(tanh_cell, rng, unroll=unroll), batch(tanh_cell, rng)
@@ -275,14 +371,16 @@ def test_a_padded_step_receives_no_gradient(tanh_cell, rng, filler, unroll):
     assert_close(gradients_filled, gradients, 0)
 
 
+@pytest.mark.slow
 def test_a_row_of_padding_keeps_its_state_and_puts_out_zero(cell, rng):
     layer, given = make(cell, rng), batch(cell, rng)
     nothing = np.zeros((B, T), bool)
     outputs, gradients = values_and_gradients(layer, layer, given, nothing)
-    assert_close(outputs, [np.zeros((B, T, N)), *given.states], 0)
+    assert_close(outputs, [np.zeros((B, T, given.states[0].shape[1])), *given.states], 0)
     assert all(np.isfinite(g).all() for g in arrays(gradients))
 
 
+@pytest.mark.slow
 def test_running_in_two_pieces_equals_running_once(cell, rng):
     layer, given = make(cell, rng), batch(cell, rng)
     whole, *finals = call(layer, given, given.mask)
@@ -295,6 +393,7 @@ def test_running_in_two_pieces_equals_running_once(cell, rng):
     assert_close([second[seen]], [whole[:, 2:][seen]], 1e-12)
 
 
+@pytest.mark.slow
 def test_examples_of_a_batch_do_not_see_each_other(cell, rng):
     layer, given = make(cell, rng), batch(cell, rng, size=9)  # two lanes, of 4 and 5
     whole = call(layer, given, given.mask)
@@ -304,29 +403,12 @@ def test_examples_of_a_batch_do_not_see_each_other(cell, rng):
         assert_close(alone, [y[row] for y in whole], 1e-12)
 
 
+@pytest.mark.slow
 def test_reversed_input_with_go_backwards_is_the_forward_run(cell, rng):
     layer, given = make(cell, rng), batch(cell, rng)
     backward = make_like(layer, cell, go_backwards=True)
     flipped = given._replace(x=given.x[:, ::-1])
     assert_close(call(backward, flipped, given.mask[:, ::-1]), call(layer, given, given.mask), 1e-12)
-
-
-@pytest.mark.parametrize("name", GATED)
-def test_swapping_two_gate_blocks_changes_the_output(name, rng):
-    cell = CELLS[name]
-    layer, given = make(cell, rng), batch(cell, rng)
-    weights = layer.get_weights()
-    expected, _ = reference.run(cell.reference, given.x, given.states, weights)
-    for first, second in combinations(range(cell.gates), 2):
-        order = list(range(cell.gates))
-        order[first], order[second] = order[second], order[first]
-        layer.set_weights([swapped(w, order) for w in weights])
-        outputs, *_ = arrays(call(layer, given))
-        assert np.abs(outputs - expected).max() > 1e-3
-
-
-def swapped(w, order):
-    return np.concatenate([np.split(w, len(order), axis=-1)[i] for i in order], axis=-1)
 
 
 KERAS = {
@@ -339,8 +421,18 @@ KERAS = {
 
 
 @pytest.mark.parametrize("name", KERAS)
+def test_the_layer_is_that_of_keras_with_the_same_weights(name, rng, no_compiler):
+    the_layer_is_that_of_keras(name, {}, rng)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERAS)
 @pytest.mark.parametrize("options", [{}, {"go_backwards": True}, {"zero_output_for_mask": True}], ids=str)
-def test_the_layer_is_that_of_keras_with_the_same_weights(name, options, rng):
+def test_the_compiled_layer_is_that_of_keras_with_the_same_weights(name, options, rng):
+    the_layer_is_that_of_keras(name, options, rng)
+
+
+def the_layer_is_that_of_keras(name, options, rng):
     """Our z writes where Keras's keeps: 1 - σ(a) = σ(-a), so its block is negated."""
     cell = CELLS[name]
     layer, given = make(cell, rng, **options), batch(cell, rng)
@@ -356,6 +448,7 @@ def test_the_layer_is_that_of_keras_with_the_same_weights(name, options, rng):
     assert_close(gradients, gradients_of_keras, 1e-10)
 
 
+@pytest.mark.slow
 def test_dropout_in_the_sweep_is_dropout_in_the_loop(tanh_cell, rng):
     given = batch(tanh_cell, rng)
     layer = make(tanh_cell, rng, **DROPOUT)
@@ -372,7 +465,7 @@ def test_dropout_in_the_sweep_is_dropout_in_the_loop(tanh_cell, rng):
 
 
 @pytest.mark.parametrize("which", ["dropout", "recurrent_dropout"])
-def test_a_dropout_mask_is_constant_in_time(which, rng):
+def test_a_dropout_mask_is_constant_in_time(which, rng, no_compiler):
     """h_t = x_t or h_{t-1} alone: what is dropped at one step is dropped at all."""
     cell = CELLS["rnn_linear"]
     layer = build(cell.layer(**{which: 0.5}, return_sequences=True, use_bias=False), rng, N)
@@ -386,7 +479,7 @@ def test_a_dropout_mask_is_constant_in_time(which, rng):
 
 
 @pytest.mark.parametrize("unroll", [False, True])
-def test_integers_are_numbers(tanh_cell, rng, unroll):
+def test_integers_are_numbers(tanh_cell, rng, unroll, no_compiler):
     layer = build(tanh_cell.layer(unroll=unroll), rng)
     x = rng.integers(-3, 4, size=(B, T, D))
     assert_close([layer(x)], [layer(x.astype("float32"))], 0)
@@ -394,6 +487,7 @@ def test_integers_are_numbers(tanh_cell, rng, unroll):
     assert_close([layer.cell(x[:, 0], states)[0]], [layer.cell(x[:, 0].astype("float32"), states)[0]], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float64", "mixed_float16", "mixed_bfloat16"])
 def test_precision_follows_the_policy(tanh_cell, rng, policy):
     if policy == "float64" and not PRECISE:
@@ -411,6 +505,7 @@ def test_precision_follows_the_policy(tanh_cell, rng, policy):
     assert_close(outputs, [keras.ops.cast(y, "float32") for y in theirs], tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_half_precision_is_for_storage(tanh_cell, rng, policy, tf):
     """What is computed is float32's answer to the rounded question, rounded: not an error per step."""
@@ -428,6 +523,7 @@ def test_half_precision_is_for_storage(tanh_cell, rng, policy, tf):
     assert max(off) < 0.02  # float32 itself may round the other way now and then
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("stateful", [False, True])
 def test_mixed_precision_trains(tanh_cell, rng, policy, stateful):
@@ -441,6 +537,7 @@ def test_mixed_precision_trains(tanh_cell, rng, policy, stateful):
     assert all(np.abs(a - b).max() > 0 for a, b in zip(before, layer.get_weights(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_layer_survives_saving(tanh_cell, rng, tmp_path):
     layer = tanh_cell.layer(
         return_sequences=True, dropout=0.1, kernel_regularizer="l2", recurrent_constraint="max_norm"

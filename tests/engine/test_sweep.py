@@ -1,6 +1,9 @@
 """The engine's own choices: whatever they are, the numbers stay those of Keras's loop over the same equations."""
 
 import os
+import pathlib
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -303,6 +306,19 @@ def test_the_same_inputs_give_the_same_bits_in_any_order(way, rng, choose):
 
     forth = run_all(SHAPES)
     assert run_all(SHAPES[::-1]) == forth
+
+
+@pytest.mark.slow
+def test_the_same_bits_in_another_process_and_order():
+    """Of fit and predict, with dropout and both directions, and under enable_op_determinism."""
+    printed = []
+    for order in ("forth", "back"):
+        command = [sys.executable, pathlib.Path(__file__).with_name("history.py"), order]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        run = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert run.returncode == 0, run.stderr[-2000:]
+        printed.append(run.stdout)
+    assert printed[0] == printed[1] and "13, 9" in printed[0]
 
 
 def test_the_engine_keeps_no_state_in_the_graph(rng):

@@ -23,6 +23,7 @@ EXPECTED = [
     "10_watching_a_run",
     "11_several_replicas",
     "12_bringing_a_model_along",
+    "13_a_cell_of_your_own",
 ]
 ONE_THREAD = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"), "1")
 
