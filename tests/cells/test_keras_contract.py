@@ -231,7 +231,7 @@ def test_a_list_of_one_cell_is_a_fault_of_keras(kind, return_state, unroll, rng)
 # Lengths.
 
 
-def test_any_length_of_an_unknown_time_axis(cell, rng):
+def test_any_length_of_an_unknown_time_axis(cell, rng, uncompiled):
     layer = cell.layer()
     model = keras.Sequential([keras.Input((None, D)), layer])
     for length in (1, 7, 50):
@@ -365,7 +365,7 @@ def test_without_the_import_loading_is_a_clear_error(rng, tmp_path):
     assert run.returncode != 0 and "keras_gated>LSTM" in run.stderr
 
 
-def test_clones_and_frozen_layers(cell, rng):
+def test_clones_and_frozen_layers(cell, rng, uncompiled):
     model = keras.Sequential([keras.Input((None, D)), cell.layer(trainable=False), keras.layers.Dense(1)])
     clone = keras.models.clone_model(model)
     assert type(clone.layers[0]) is type(model.layers[0])

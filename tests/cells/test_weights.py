@@ -57,7 +57,7 @@ def test_there_and_back_with_keras(name, use_bias, dtype, rng, uncompiled):
 
 
 @pytest.mark.parametrize("name", KERAS)
-def test_from_keras(name, rng):
+def test_from_keras(name, rng, uncompiled):
     kind, options = KERAS[name]
     theirs = build(kind(N, go_backwards=True, kernel_regularizer="l2", name="theirs", **options), rng)
     ours = kg.weights.from_keras(theirs)

@@ -437,6 +437,7 @@ def test_a_row_of_an_earlier_round_is_not_taken_for_a_new_one():
     np.testing.assert_array_equal(rows.values[rows.written], [[50], [70]])
 
 
+@pytest.mark.slow
 def test_many_calls_of_apply_in_one_execution_are_not_lost(tmp_path):
     class Often(Subclassed):
         def train_step(self, data):

@@ -67,13 +67,15 @@ def written(folder):
     }
 
 
-def test_what_is_written_is_what_is_measured(model, data, tmp_path):
+@pytest.mark.parametrize(("name", "of_lstm"), daily([("small", 1), ("model", 2)], ("small", 1)))
+def test_what_is_written_is_what_is_measured(name, of_lstm, data, tmp_path, request):
+    model = request.getfixturevalue(name)
     gates, by_hand = kg.GateActivity(tmp_path, data[0][:16]), Measured(data[0][:16])
     for _ in range(2):
         model.fit(*data, batch_size=BATCH, epochs=2, verbose=0, callbacks=[gates, by_hand])
     tags = written(tmp_path)
     names = [label for label in kg.gradients.recurrent_layers(model) if "simple" not in label]
-    assert len(names) == 3 and len(tags) == 2 * (3 * 3 + 1) + (2 * 3 + 1)
+    assert len(names) == of_lstm + 1 and len(tags) == of_lstm * (3 * 3 + 1) + (2 * 3 + 1)
     for label in names:
         steps, retention = tags[f"gate/{label}/retention"]
         assert steps == [n * STEPS for n in (0, 1, 2, 2, 3, 4)]

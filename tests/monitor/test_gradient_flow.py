@@ -129,7 +129,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", daily(WAYS, "graph", "jit"))
+@pytest.mark.parametrize("way", daily(WAYS, "graph"))
 def test_every_step_of_every_layer_is_measured_as_by_hand(way, data, rng, tmp_path):
     options = dict(WAYS[way])
     if "accumulation" in options:

@@ -350,13 +350,9 @@ CASES = {
 
 OF_KERAS_3_15 = {"several optimizers", "several, chosen late"}
 DAILY = [
-    "eager",
-    "jit",
     "four steps an execution, ragged",
-    "clipvalue",
     "ClipNorm",
     "accumulation",
-    "recurrent, four",
     "embedding",
     "unbuilt",
     "train_step, apply twice",

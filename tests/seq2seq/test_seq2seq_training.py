@@ -168,6 +168,7 @@ def test_it_learns_under_a_clip_and_is_watched(options, rng, tf, tmp_path):
     assert all(np.all(record.p50 > 0) for record in flow.records.values())
 
 
+@pytest.mark.slow
 def test_padding_counts_in_no_profile(rng, tf, tmp_path):
     source, target = pairs(rng, 16)
     records = []
