@@ -184,6 +184,7 @@ def test_what_was_cut_off_while_it_was_written_does_not_count(tmp_path, monkeypa
     assert store.result(run) is None and store.stored([run]) == []
 
 
+@pytest.mark.slow
 def test_runs_that_failed_are_told_and_the_others_kept(tmp_path):
     """In processes of their own: a family that is not there fails, the smallest training does not."""
     store, failures, over = Store(tmp_path), [], set()
