@@ -32,12 +32,23 @@ def _forward(options, *tensors):
 def backward(options, perturbed, x, weights, masks, saved, d_outputs, skipped):
     """-> `Gradients`."""
     if x.shape[1] is not None or in_compiled_program():
-        return compiled(scan_backward, (options, perturbed), x, weights, masks, saved, d_outputs, None, skipped)
+        return _backward(options, perturbed, x, weights, masks, saved, d_outputs, None, skipped)
     return _backward_segments((options, perturbed), x, weights, masks, saved, d_outputs, skipped)
 
 
-def scan_backward(static, *tensors):
-    return scan.backward(*static, *tensors)
+def _backward(options, perturbed, *tensors):
+    """One program, and a second one for the perturbation: the gradients come from the same program with and without it,
+    since one more reader of the states' gradients would change how XLA rounds them."""
+    found = compiled(_scan_backward, options, *tensors)
+    return found._replace(perturbation=compiled(_scan_perturbation, options, *tensors)) if perturbed else found
+
+
+def _scan_backward(options, *tensors):
+    return scan.backward(options, False, *tensors)
+
+
+def _scan_perturbation(options, *tensors):
+    return scan.backward(options, True, *tensors).perturbation
 
 
 class _Segments:
@@ -123,7 +134,7 @@ def _backward_segments(static, x, weights, masks, saved, d_outputs, skipped):
         kept = tf.nest.map_structure(lambda shape, flow: read(i, shape, flow), _saved_shapes(options, x), saved)
         d_outputs = [*([segments.cut(d_sequence, i)] if options.sequences else []), *d_states]
         tensors = segments.cut(x, i), weights, part, kept, d_outputs, segments.length(i), skipped
-        new = compiled(scan_backward, static, *tensors)
+        new = _backward(options, perturbed, *tensors)
         d_weights = {letter: d + new.weights[letter] for letter, d in d_weights.items()}
         sequences = [a.write(i, d) for a, d in zip(sequences, (new.x, *new.perturbation), strict=True)]
         return i - 1, _as_before(d_states, new.states), d_weights, sequences

@@ -374,7 +374,7 @@ def test_norms_are_those_of_a_tape(name, tmp_path):
 REPLICATED = {
     "plain": Case(data=even),
     "eager": Case(data=even, mode=EAGER, optimizer=clip()),
-    "global_clipnorm": Case(data=even, optimizer=lambda: SGD(0.1, global_clipnorm=0.3)),
+    "global_clipnorm": Case(data=even, optimizer=lambda: SGD(0.1, global_clipnorm=0.3, loss_scale_factor=256)),
     "clipvalue": Case(data=even, optimizer=lambda: SGD(0.1, clipvalue=0.1, loss_scale_factor=256)),
     "ClipNorm": Case(data=even, optimizer=clip()),
     "ClipNorm per variable, unbuilt": Case(data=even, model=Subclassed, optimizer=clip(per_variable=True)),
@@ -391,6 +391,7 @@ def test_norms_of_two_replicas_are_those_of_a_tape(name, replicas, tmp_path):
     np.testing.assert_allclose(records.replicas, parts)
     whole = records.raw[:, None]
     assert np.all(parts > 0) and np.all(parts.sum(1, keepdims=True) > 0.99999 * whole)  # the triangle inequality
+    assert np.all(np.abs(parts[:, :1] - parts[:, 1:]) < 1.00001 * whole)  # and its other side
     assert not np.allclose(parts[:, 0], parts[:, 1])
 
 
