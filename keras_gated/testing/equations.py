@@ -283,7 +283,8 @@ def retaining_gate(step):
         raise broken(step.cell, "retaining gate", "it is given without `retained`.")
     index = e.gates.index(gate)
     larger = [p + 1 if k == index else p for k, p in enumerate(step.p)]
-    weights = dict(zip(e.weights, tensors(step.by_letter().values()), strict=True))
+    arrays = {letter: np.abs(a) if letter in e.vectors else a for letter, a in step.by_letter().items()}  # as gains are
+    weights = dict(zip(arrays, tensors(arrays.values()), strict=True))
     few, many = (array(e.retained(step.step(p, step.states, weights)[1])) for p in (step.p, larger))
     change = float(np.mean(many - few))
     if not change * sign > 0:
