@@ -5,7 +5,7 @@ automatic differentiation calls its gradient is, row by row, the norm of âˆ‚L/âˆ
 total one, through the recurrence and, for c_t, through h_t.  It is 0 where a step is masked.
 
 Hides how the gradient of a state inside Keras's loop is seen.  Our layers hand the perturbation to their sweep, which
-computes these gradients anyway; Keras's own run in Keras's loop with an identity at each state.
+has a program for it; Keras's own run in Keras's loop with an identity at each state.
 """
 
 import contextlib
