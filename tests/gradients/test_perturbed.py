@@ -1,6 +1,7 @@
 """Probes: the total gradient of every state, held by a tape over the same cell, called step by step."""
 
 import contextlib
+import itertools
 
 import keras
 import numpy as np
@@ -101,10 +102,10 @@ def test_the_gradient_of_a_probe_is_the_norm_of_the_total_gradient(name, sequenc
     assert_equal_to_rounding(run(x), expected)
 
 
-COMPILED = [(name, backwards) for name in LAYERS for backwards in (False, True)]
+COMPILED = [*zip(LAYERS, itertools.cycle((True, False))), ("LSTM", True)]
 
 
-@pytest.mark.parametrize(("name", "backwards"), daily(COMPILED, ("LSTM", False), ("Keras's LSTM", True)))
+@pytest.mark.parametrize(("name", "backwards"), daily(COMPILED, ("LSTM", False), ("Keras's LSTM", False)))
 def test_compiled_or_not_the_gradient_of_a_probe_is_the_same(name, backwards, rng):
     run, x, expected = probed_and_by_hand(name, not backwards, backwards, rng)
     any_length = {} if "unrolled" in name else {"input_signature": [tf.TensorSpec((None, None, D), tf.float64)]}
