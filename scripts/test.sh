@@ -11,16 +11,13 @@ environment test
 run() {
   .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal "$@"
 }
-# In several runs, as a process never gives back the programs that it has compiled: none may reach 4 GB.
 if [ $# -eq 0 ]; then
-  run -m 'not slow' tests/engine tests/cells
-  run -m 'not slow' tests --ignore tests/engine --ignore tests/cells
+  run -m 'not slow'
 elif [ "$*" = --all ]; then
-  for folder in tests/*/; do
-    if compgen -G "${folder}test_*.py" >/dev/null; then
-      run "$folder"
-    fi
-  done
+  # In several runs, as a process never gives back the programs that it has compiled.
+  run tests/cells
+  run tests/monitor tests/gradients
+  run tests --ignore tests/cells --ignore tests/monitor --ignore tests/gradients
   ./scripts/reproduce.sh --quick --out "$(mktemp -d)"  # made anew each time
   ./scripts/oldest.sh
   ./scripts/backends.sh jax

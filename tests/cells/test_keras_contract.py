@@ -239,7 +239,8 @@ def test_any_length_of_an_unknown_time_axis(cell, rng, uncompiled):
         assert_close([model.predict(x, verbose=0)], [keras.layers.RNN(layer.cell)(x)], 1e-5)
 
 
-def test_no_step_at_all_is_told_by_the_running_graph(cell, tf):
+def test_no_step_at_all_is_told_by_the_running_graph(tf):
+    cell = CELLS["lstm"]
     """Where the length is unknown until then; Keras's predict is such a graph from its second length on."""
     layer = cell.layer()
     graph = tf.function(layer, autograph=False, input_signature=[tf.TensorSpec((None, None, D))])

@@ -410,7 +410,7 @@ TRAINED = {
 
 @pytest.mark.parametrize(
     ("way", "per_variable"),
-    daily([(way, each) for way in TRAINED for each in (False, True)], ("two steps an execution", False), ("jit", True)),
+    daily([(way, each) for way in TRAINED for each in (False, True)], ("two steps an execution", False)),
 )
 def test_gradient_norms_shows_what_the_optimizer_did(way, per_variable, rng, tmp_path):
     """Raw before, clipped after, the bad step as it was; and watching changes no bit."""

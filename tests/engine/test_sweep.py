@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from synthetic import EQUATIONS, arguments, built
 from table import assert_close
+from tiers import daily
 
 import keras_gated as kg
 from keras_gated.engine import compilation, scan, segments, shards, sweep
@@ -79,7 +80,9 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(
+    "name", daily(CHOICES, "4 steps a chunk, 2 shards", "one chunk, blocks", "no chunks, last output")
+)
 def test_chunks_shards_and_blocks_change_nothing(name, rng, choose):
     choice, options, masked = CHOICES[name]
     choose(**choice)
@@ -118,7 +121,7 @@ def test_outputs_that_can_be_reused_are_not_kept_twice(rng, choose):
     assert_close(traced(layer, None, None, masked=False)(x, states), expected, 1e-10)
 
 
-@pytest.mark.parametrize("way", ["eager", "jit", "without training"])
+@pytest.mark.parametrize("way", daily(["eager", "jit", "without training"], "jit", "without training"))
 def test_ways_to_run(way, rng):
     """jit: one program of all.  Without training nothing is stored, and the gradient runs forward again."""
     layer = built(rng, **FULL)
@@ -128,7 +131,7 @@ def test_ways_to_run(way, rng):
     assert_close(run(layer, layer, x, states, mask, way != "without training"), expected, 1e-10)
 
 
-def test_the_gradient_of_a_gradient_is_that_of_the_loop(rng):
+def test_the_gradient_of_a_gradient_is_that_of_the_loop(rng, uncompiled):
     layer = built(rng, **FULL, **DROPOUT, go_backwards=True, zero_output_for_mask=True)
     x, states, mask = arguments(rng, B=3, T=2)
     assert not mask[1:].all()

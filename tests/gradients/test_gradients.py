@@ -318,7 +318,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    daily(OPTIONS, ("lstm", "return_sequences"), ("gru", "go_backwards")),
+    daily(OPTIONS, ("gru", "go_backwards")),
 )
 def test_the_terms_add_up_to_the_gradient(name, option, rng):
     """Of a model with a mask, in which the layer's outputs are used as they come."""

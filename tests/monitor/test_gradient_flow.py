@@ -150,7 +150,7 @@ HALF = {
 }
 
 
-@pytest.mark.parametrize("name", daily(HALF, "layers"))
+@pytest.mark.parametrize("name", daily(HALF, "RNN of our cell"))
 def test_half_precision_is_measured_unscaled(name, data, rng, tmp_path):
     model = HALF[name]()
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=2.0**10)
@@ -159,9 +159,9 @@ def test_half_precision_is_measured_unscaled(name, data, rng, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_lengths_that_change_share_the_rows(rng, tmp_path):
-    lengths = [5, 9, 200]
+    lengths = [5, 9, ROWS + 2]
     pairs = [(rng.normal(size=(4, n, D)).astype("float32"), np.ones((4, 1), "float32")) for n in lengths]
-    model = keras.Sequential([keras.Input((None, D)), kg.LSTM(3), K.Dense(1)])
+    model = keras.Sequential([keras.Input((None, D)), kg.SimpleRNN(3), K.Dense(1)])
     flow = kg.GradientFlow(tmp_path)
     model.compile(keras.optimizers.SGD(0.0), "mse")
     model.fit((pair for pair in pairs), shuffle=False, verbose=0, callbacks=[flow])
@@ -173,7 +173,7 @@ def test_lengths_that_change_share_the_rows(rng, tmp_path):
             np.testing.assert_allclose(profiles.norms[i][[0, -1]], expected[[0, -1]], rtol=1e-5)
 
 
-def test_a_layer_that_is_called_twice_has_two_profiles(data, rng, tmp_path):
+def test_a_layer_that_is_called_twice_has_two_profiles(data, rng, tmp_path, uncompiled):
     model = CalledTwice()
     flow = fit(model, data, tmp_path)
     assert set(flow.profiles) == {"twice", "twice_call_2"}
@@ -200,7 +200,7 @@ def test_training_is_the_same_to_the_last_bit(make, data, rng, tmp_path):
         np.testing.assert_array_equal(plain, watched)
 
 
-def test_what_is_written(data, rng, tmp_path):
+def test_what_is_written(data, rng, tmp_path, uncompiled):
     model = keras.Sequential([keras.Input((T, D)), kg.LSTM(4, name="lstm"), K.Dense(1)])
     flow = fit(model, data, tmp_path, epochs=2, every=2)
     fit(model, data, extra=[flow])  # goes on
@@ -226,7 +226,7 @@ def test_what_is_written(data, rng, tmp_path):
         np.testing.assert_allclose(bars[:, 2], np.maximum(np.log10(median) + 8, 0), rtol=1e-4)
 
 
-def test_charts_are_prepared_for_what_is_written(data, rng, tmp_path):
+def test_charts_are_prepared_for_what_is_written(data, rng, tmp_path, uncompiled):
     flow, norms = kg.GradientFlow(tmp_path), kg.GradientNorms(tmp_path)
     gates = kg.GateActivity(tmp_path, data[0])
     model = small()
@@ -257,7 +257,7 @@ def test_the_rows_of_two_replicas_are_one_batch(data, replicas, tmp_path):
     assert_profiles(flow, alone, data)
 
 
-def test_only_the_layers_asked_for(data, rng, tmp_path):
+def test_only_the_layers_asked_for(data, rng, tmp_path, uncompiled):
     model = small()
     backward = model.get_layer("both").backward_layer.name
     flow = fit(model, data, tmp_path, layers=[backward, model.get_layer("theirs")])
@@ -283,7 +283,7 @@ def test_what_cannot_be_watched_is_said(layer, layers, sentence, data, tmp_path)
     assert not any(tmp_path.rglob("events*"))
 
 
-def test_without_matplotlib_all_else_is_written(data, rng, tmp_path, monkeypatch):
+def test_without_matplotlib_all_else_is_written(data, rng, tmp_path, monkeypatch, uncompiled):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     model = keras.Sequential([keras.Input((T, D)), kg.GRU(4, name="gru"), K.Dense(1)])
     with pytest.warns(UserWarning, match=r"writes no heat maps.*pip install 'keras_gated\[plots\]'"):

@@ -354,7 +354,6 @@ DAILY = [
     "ClipNorm",
     "accumulation",
     "embedding",
-    "unbuilt",
     "train_step, apply twice",
     "several optimizers",
     "unknown length",

@@ -5,7 +5,6 @@ import pathlib
 import re
 
 import pytest
-from tiers import daily
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -19,7 +18,8 @@ LABELS = """
 EXAMPLES = dict(zip(("layers", "sequences"), re.findall(r"```python\n(.*?)```", README, re.DOTALL), strict=True))
 
 
-@pytest.mark.parametrize("name", daily(EXAMPLES, "layers"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     example = EXAMPLES[name]

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 from table import arrays, assert_close
-from tiers import daily
 
 import keras_gated as kg
 from keras_gated.seq2seq.metrics import TokenCrossentropy
@@ -181,7 +180,8 @@ def test_padding_counts_in_no_profile(rng, tf, tmp_path):
         assert_close([records[1][label].p50], [records[0][label].p50], 1e-5)
 
 
-@pytest.mark.parametrize("options", daily([{}, ATTENTIVE], {}), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, ATTENTIVE], ids=str)
 def test_it_trains_compiled_as_a_whole(options, rng, tf):
     source, target = pairs(rng, 16)
     plain = weights_after(compiled(model_options=options), (source, target))
