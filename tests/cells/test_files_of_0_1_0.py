@@ -14,7 +14,7 @@ LAYERS = ["simple_rnn", "lstm", "gru", "gru_reset_after", "bidirectional", "cell
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_of_0_1_0(name):
+def test_a_layer_of_0_1_0(name, uncompiled):
     model = keras.models.load_model(FOLDER / f"{name}.keras")
     np.testing.assert_allclose(model(VALUES["x"]), VALUES[name], atol=1e-6)
     if name == "lstm":
@@ -35,7 +35,7 @@ def test_an_optimizer_of_0_1_0_goes_on_where_it_was(tf):
     np.testing.assert_allclose(model(x), VALUES["clip_norm_trained"], atol=1e-5)
 
 
-def test_an_encoder_decoder_of_0_1_0(tf):
+def test_an_encoder_decoder_of_0_1_0(tf, uncompiled):
     model = keras.models.load_model(FOLDER / "seq2seq.keras")
     source, target = VALUES["source"], VALUES["target"]
     np.testing.assert_allclose(model.score(source, target), VALUES["score"], atol=1e-5)

@@ -63,7 +63,7 @@ RADII = [
         (K.SimpleRNN, "tanh", 1.5),
     ),
 )
-def test_the_spectral_radius_decides(kind, activation, radius, rng):
+def test_the_spectral_radius_decides(kind, activation, radius, rng, uncompiled):
     layer, regime = with_radius(kind(16, activation=activation), radius), REGIMES[radius]
     steps, scale = 30, 1e-9 if activation == "tanh" else 1.0  # where tanh is linear
     found = only(diagnose(model_with(layer), *batch(rng, steps, scale)))
@@ -124,7 +124,7 @@ def test_the_models_of_the_quickstart(monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "advice"), [(kg.GRU, "A bias of -5 of"), (K.GRU, "A bias of 5 of")])
-def test_a_gru_is_told_the_bias_of_its_own_update_gate(kind, advice, rng):
+def test_a_gru_is_told_the_bias_of_its_own_update_gate(kind, advice, rng, uncompiled):
     layer = kind(16)
     layer.build((None, None, D))
     found = only(diagnose(model_with(layer), *batch(rng)))
@@ -158,7 +158,7 @@ def test_gates_that_are_shut_are_named(rng):
 @pytest.mark.parametrize(
     ("where", "words"), [("x", "x holds"), ("weights", "the model has weights"), ("y", "the loss is")]
 )
-def test_numbers_that_are_not_finite(where, words, rng):
+def test_numbers_that_are_not_finite(where, words, rng, uncompiled):
     model, (x, y) = model_with(kg.GRU(4)), batch(rng)
     if where == "weights":
         model.set_weights([np.full_like(w, np.nan) for w in model.get_weights()])
@@ -176,7 +176,7 @@ def test_no_gradient_at_all(rng):
     assert found.regime == "vanishing" and found.steps == 0 and "no gradient arrives" in found.advice
 
 
-def test_every_layer_of_a_model_and_what_it_prints(rng):
+def test_every_layer_of_a_model_and_what_it_prints(rng, uncompiled):
     both = K.Bidirectional(kg.GRU(4, return_sequences=True, name="gru"), name="both")
     model = model_with(both, K.LSTM(4, name="lstm"))
     before = [np.array(v) for v in model.variables]
@@ -190,7 +190,7 @@ def test_every_layer_of_a_model_and_what_it_prints(rng):
     assert as_read["layers"]["lstm"]["horizon"] == found.layers["lstm"].horizon
 
 
-def test_a_diagnosis_draws_itself(rng):
+def test_a_diagnosis_draws_itself(rng, uncompiled):
     pytest.importorskip("matplotlib")
     found = diagnose(model_with(kg.LSTM(4, name="lstm")), *batch(rng))
     (axes,) = found.plot().axes

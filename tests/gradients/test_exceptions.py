@@ -197,7 +197,7 @@ def test_where_fit_fails_under_gradient_flow(kind, mode, rng, tmp_path):
     assert len(record.p50) >= 3 and np.all(record.p50 > 0)
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", daily([1, 3], 3))
 def test_where_the_running_graph_fails(steps, rng, tmp_path):
     """Not Python raises, but an operation inside the loop."""
 

@@ -68,7 +68,7 @@ def written(folder):
 
 
 @pytest.mark.parametrize(("name", "of_lstm"), daily([("small", 1), ("model", 2)], ("small", 1)))
-def test_what_is_written_is_what_is_measured(name, of_lstm, data, tmp_path, request):
+def test_what_is_written_is_what_is_measured(name, of_lstm, data, tmp_path, request, uncompiled):
     model = request.getfixturevalue(name)
     gates, by_hand = kg.GateActivity(tmp_path, data[0][:16]), Measured(data[0][:16])
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_it_changes_nothing_in_the_training(name, data, tmp_path, request):
         np.testing.assert_array_equal(plain, watched)
 
 
-def test_every_so_many_steps(small, data, tmp_path):
+def test_every_so_many_steps(small, data, tmp_path, uncompiled):
     small.fit(*data, batch_size=BATCH, epochs=2, verbose=0, callbacks=[kg.GateActivity(tmp_path, data[0][:4], every=3)])
     steps, _ = written(tmp_path)["gate/theirs/z/mean"]
     assert steps == [0, 3, 6, 9]

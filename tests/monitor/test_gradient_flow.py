@@ -169,8 +169,8 @@ def test_lengths_that_change_share_the_rows(rng, tmp_path):
         assert list(profiles.length) == lengths
         for i, pair in enumerate(pairs):
             expected = by_hand(model, *pair)[name]
-            np.testing.assert_allclose(profiles.norms[i], expected[times(lengths[i])], rtol=1e-5)
-            np.testing.assert_allclose(profiles.norms[i][[0, -1]], expected[[0, -1]], rtol=1e-5)
+            np.testing.assert_allclose(profiles.norms[i], expected[times(lengths[i])], rtol=1e-4)
+            np.testing.assert_allclose(profiles.norms[i][[0, -1]], expected[[0, -1]], rtol=1e-4)
 
 
 def test_a_layer_that_is_called_twice_has_two_profiles(data, rng, tmp_path, uncompiled):

@@ -352,10 +352,8 @@ OF_KERAS_3_15 = {"several optimizers", "several, chosen late"}
 DAILY = [
     "four steps an execution, ragged",
     "ClipNorm",
-    "accumulation",
     "embedding",
     "train_step, apply twice",
-    "several optimizers",
     "unknown length",
 ]
 

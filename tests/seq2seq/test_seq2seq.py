@@ -107,7 +107,7 @@ def walk(model, source, target):
         ("gru", "mixed_float16"),
     ),
 )
-def test_a_step_is_what_the_sweep_does(name, dtype, rng):
+def test_a_step_is_what_the_sweep_does(name, dtype, rng, uncompiled):
     """Of half precision a step may round as the sweep does, but not its state, too: 30 steps of that would differ, most
     in a GRU.  (Where a processor multiplies float16 itself, what is rounded differs by the shape of the product.)"""
     tolerance = {"float32": 1e-6, "mixed_float16": 5e-4}[dtype]
@@ -121,7 +121,7 @@ def test_a_step_is_what_the_sweep_does(name, dtype, rng):
 
 
 @pytest.mark.parametrize(("name", "wide"), daily([("plain", True), ("lstm", True), ("gru", False)], ("plain", True)))
-def test_gradients_are_slopes(name, wide, rng, tf, monkeypatch):
+def test_gradients_are_slopes(name, wide, rng, tf, monkeypatch, uncompiled):
     """Also where tokens, in training alone, are multiplied by E W instead of their embedding by W."""
     model = make(name, rng, dtype=DTYPE, embedding_dim=2 * V_X if wide else E)
     folded, behind = [], Recurrent.behind
@@ -192,7 +192,7 @@ STRATEGIES = {
         ("plain", "sample of few"),
     ),
 )
-def test_what_is_generated_has_the_score_it_says(name, strategy, rng, tf, whole):
+def test_what_is_generated_has_the_score_it_says(name, strategy, rng, tf, whole, uncompiled):
     model = whole if name == "lstm" else make(name, rng, 1.5)
     tokens, log_probability = model.generate(SOURCE, 6, **STRATEGIES[strategy])
     assert tokens.shape == (4, 6) and tokens.dtype == np.int32 and not np.isin(tokens, [START]).any()
@@ -202,7 +202,7 @@ def test_what_is_generated_has_the_score_it_says(name, strategy, rng, tf, whole)
     assert not tokens[ended].any() and tokens[~ended].all()
 
 
-def test_beam_search_that_keeps_all_finds_the_likeliest(tf):
+def test_beam_search_that_keeps_all_finds_the_likeliest(tf, uncompiled):
     model, target = make("gru", np.random.default_rng(0), 1.0), all_targets(4)
     model.decoder.logits.bias.assign(np.zeros(V_Y))  # or the end comes too soon for a choice
     found = model.generate(SOURCE, 4, "beam", beam_width=V_Y**4)
@@ -213,7 +213,7 @@ def test_beam_search_that_keeps_all_finds_the_likeliest(tf):
 
 
 @pytest.mark.parametrize("strategy", daily(["greedy", "beam", "beam by the letter"], "beam"))
-def test_rows_do_not_see_each_other(strategy, whole, tf):
+def test_rows_do_not_see_each_other(strategy, whole, tf, uncompiled):
     model, options = whole, STRATEGIES[strategy]
     together = model.generate(SOURCE, 5, **options)
     for batch_size in (1, 3):
@@ -282,7 +282,7 @@ def test_what_is_exported_serves(name, rng, tf, tmp_path):
         assert_close([served.serve(tf.constant(source))[key] for key in expected._fields], expected, 1e-6)
 
 
-def test_attention_weights(rng, whole):
+def test_attention_weights(rng, whole, uncompiled):
     model = whole
     weights = model.attention_weights(SOURCE, TARGET, batch_size=3)
     assert weights.shape == (4, TARGET.shape[1] - 1, SOURCE.shape[1])
