@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import keras_gated as kg
 
-SHAPES = [(13, 5), (40, 5), (3, 70)]
+SHAPES = [(13, 5), (40, 5), (13, 9), (3, 70), (1, 5)]
 
 
 def digest(arrays):

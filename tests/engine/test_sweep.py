@@ -305,7 +305,11 @@ def test_the_same_inputs_give_the_same_bits_in_any_order(way, rng, choose):
 
 @pytest.mark.slow
 def test_the_same_bits_in_another_process_and_order():
-    """Of fit and predict, with dropout and both directions, and under enable_op_determinism."""
+    """Of fit and predict, with dropout and both directions, and under enable_op_determinism.
+
+    In both orders fit begins with T = 5, for which Keras traces by itself; a trace for any T may have other last bits
+    in the gradients of weights, and Keras makes one once T changes.
+    """
     printed = []
     for order in ("forth", "back"):
         command = [sys.executable, pathlib.Path(__file__).with_name("history.py"), order]
@@ -313,7 +317,7 @@ def test_the_same_bits_in_another_process_and_order():
         run = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert run.returncode == 0, run.stderr[-2000:]
         printed.append(run.stdout)
-    assert printed[0] == printed[1] and "40, 5" in printed[0]
+    assert printed[0] == printed[1] and "13, 9" in printed[0]
 
 
 def test_the_engine_keeps_no_state_in_the_graph(rng):
